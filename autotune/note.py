@@ -8,15 +8,14 @@ from autotune.frozen import FrozenModel
 
 
 class Note(FrozenModel):
-    """A sentence for the user, with the code and the figures that programs read."""
+    """A sentence for the user, with a code and figures for programs."""
 
     code: str
-    """The name of the function in `messages` that wrote the note: "no_time_for_a_trial"."""
+    """Name of the function in `messages` that wrote the note: "no_time_for_a_trial"."""
     figures: dict[str, JsonValue] = Field(default_factory=dict)
-    """The function's arguments: seconds, bytes, fractions in 0..1, counts, names of settings and
-    files."""
+    """Arguments of that function: seconds, bytes, fractions in 0..1, counts, names."""
     text: str = ""
-    """The sentence, plain text without markup."""
+    """Plain text without markup."""
 
     def __str__(self) -> str:
         """Return the text, so that a message can contain a note or a string as its reason."""

@@ -1,6 +1,6 @@
-"""Why is it slow: bottlenecks with their shares of the time, and advice with its expected gain. Pure.
+"""Diagnose slow training: bottlenecks with their shares of the time, advice with expected gains.
 
-Comes in: an Evidence (measurement, curves, machine, workload) for one job; a search's records,
-where several devices were tried. Goes out: a Diagnosis with findings, advice and remarks; a
-StrategyComparison for several devices. Their sentences are functions in messages/.
+Takes an Evidence (measurement, curves, machine, workload) of a job and returns a Diagnosis; takes
+a search's records and returns a StrategyComparison for several devices. Pure functions; their
+sentences are in `messages`.
 """

@@ -1,4 +1,8 @@
-"""Advise: settings whose gain was measured or computed, and remedies beyond settings, by expected gain."""
+"""Advise on settings and on remedies beyond settings, by expected gain.
+
+Takes an Evidence and its findings; returns Advice. `list_variations` proposes the settings that a
+diagnosis measures for it. Pure functions.
+"""
 
 from __future__ import annotations
 
@@ -41,24 +45,17 @@ from autotune.space.ranges import most_workers, whole_numbers
 from autotune.space.scaling import with_batch
 from autotune.space.space import ResolvedSpace
 
-# Advice with its expected gain, which advice is worth giving, and the bounds of a loader's rate.
-# Pure.
-#
-# Comes in: advice in words, the rate that it should reach, and the present rate. Goes out: Advice.
-
-
 LEAST_GAIN = 0.03
-"""Expected gain below which nothing is advised: our own convention; ceilings are not measured
-better than that."""
+"""Expected gain below which nothing is advised, the accuracy of ceilings. Source: our convention."""
 
 
 def advise(words: AdviceText, present: float, expected: float | None) -> Advice:
     """Return advice with its expected gain.
 
     Args:
-        words: What to do, and why.
-        present: The present rate, in samples per second.
-        expected: The rate that it should reach; None where no figure can be given.
+        words: The advice and its basis.
+        present: Present throughput in samples per second.
+        expected: Expected throughput in samples per second; None if it can't be estimated.
     """
     figures = dict(words.note.figures)
     settings = cast("dict[str, object]", figures.pop("settings", {}))
@@ -74,7 +71,7 @@ def advise(words: AdviceText, present: float, expected: float | None) -> Advice:
 
 
 def worth_giving(advice: Iterable[Advice]) -> list[Advice]:
-    """The advice that gains at least 3 %, the largest gain first, then the advice without a figure."""
+    """Return the advice that gains at least 3 %, largest gain first, then advice without a figure."""
     worth = [
         piece
         for piece in advice
@@ -88,39 +85,41 @@ def worth_giving(advice: Iterable[Advice]) -> list[Advice]:
 
 
 def loader_bounds(evidence: Evidence, loader: float) -> tuple[float, float]:
-    """Return the rates between which the loader of a run lies with 95 %, where the loader alone reaches this rate.
+    """Return the 95 % interval of the loader's throughput during a run.
 
-    Where it was measured, what that stretch leaves open is part of it: a loader that pauses may
-    tell nothing.
+    It includes the error of the measurement: a loader that pauses may have a wide interval.
+
+    Args:
+        evidence: The run, its settings and machine.
+        loader: Throughput of the loader alone, in samples per second.
     """
     ceilings = evidence.measurement.ceilings
     kind = evidence.environment.device_kind
-    own_sd = None if ceilings is None or ceilings.loader is None else ceilings.loader.relative_sd
-    off = (
-        NORMAL_95
-        * side_observation("loader", evidence.config, loader, kind, own_sd or 0.0).relative_sd
-    )
-    return loader * max(1e-9, 1 - off), loader * (1 + off)  # more than nothing is left of a loader
+    own_sd = 0.0
+    if ceilings is not None and ceilings.loader is not None:
+        own_sd = ceilings.loader.relative_sd or 0.0
+    observed = side_observation("loader", evidence.config, loader, kind, own_sd)
+    off = NORMAL_95 * observed.relative_sd
+    return loader * max(1e-9, 1 - off), loader * (1 + off)
 
 
-# The configurations that a diagnosis measures beside today's, one side alone each. Pure.
-#
-# Comes in: a ResolvedSpace and today's run. Goes out: configurations that differ from its baseline
-# in one respect.
-
+# Configurations to measure on one side alone: each differs from the baseline in one respect.
 
 _LARGER = (2.0, 4.0)
 _SMALLER = (0.5,)
-"""Times today's batch: our own convention, with today's own enough for a line of times over
-batches."""
+"""Multiples of the current batch: with it, enough points for a line. Source: our convention."""
 
 
 def list_variations(space: ResolvedSpace, run: Measurement) -> list[TrainingConfig]:
-    """Configurations whose loader or device is worth measuring alone: none of a side that can't be the bottleneck.
+    """Return configurations whose loader or device is worth measuring alone.
 
-    Time may run out before the last one, so those that decide most come first on each side. Workers
-    persist from epoch to epoch wherever there are any. torch.compile is left out: it takes too long
-    here; cudnn_benchmark too, which only a process of its own shows.
+    A side that can't be the bottleneck has none. Time may run out, so the most informative ones
+    come first on each side. Workers persist from epoch to epoch. torch.compile is left out, which
+    takes too long here, and cudnn_benchmark, which needs a process of its own.
+
+    Args:
+        space: The space; its baseline are the current settings.
+        run: The measurement of the baseline.
     """
     own = space.baseline
     machine = (space.facts, space.environment)
@@ -146,15 +145,13 @@ def list_variations(space: ResolvedSpace, run: Measurement) -> list[TrainingConf
 
 
 def _loader_by_cores(space: ResolvedSpace, costs: LoaderCosts | None) -> float:
-    """Return the rate at which items keep all cores busy, in samples per second; infinite where that is not known.
+    """Return the samples/s at which items keep all cores busy; infinite if unknown.
 
-    On a CPU computing takes cores from the loader, which makes it slower still.
+    On a CPU, computing takes cores from the loader, which makes it slower still.
     """
-    sample_s = (
-        0.0
-        if costs is None
-        else costs.item_cpu_s + costs.collate_s / space.baseline.micro_batch_size
-    )
+    if costs is None:
+        return inf
+    sample_s = costs.item_cpu_s + costs.collate_s / space.baseline.micro_batch_size
     return space.environment.cores / sample_s if sample_s > 0 else inf
 
 
@@ -189,7 +186,7 @@ def _loader_changes(space: ResolvedSpace, run: Measurement) -> Iterator[Mapping[
 
 
 def _may_do_with_one(own: TrainingConfig, run: Measurement) -> bool:
-    """Return False where one process makes items more slowly than today's run: neither one worker nor none helps."""
+    """Return False if one process makes items more slowly than the run: fewer workers can't help."""
     costs = run.loader_costs
     if costs is None or own.num_workers < 2:
         return True
@@ -204,9 +201,8 @@ def _device_changes(space: ResolvedSpace) -> Iterator[Mapping[str, object]]:
         with_batch(own, max(1, int(own.micro_batch_size * factor))).model_dump()
         for factor in _LARGER
     )
-    reached = space.domains[
-        "amp_dtype"
-    ]  # of a script only what can be set from outside, float16 never
+    # of a script only precisions that can be set from outside, never float16
+    reached = space.domains["amp_dtype"]
     yield from ({"amp_dtype": dtype} for dtype in environment.native_amp_dtypes if dtype in reached)
     if environment.device_kind == "cpu":
         yield from ({"intra_op_threads": count} for count in (1, environment.cores))
@@ -219,37 +215,34 @@ def _device_changes(space: ResolvedSpace) -> Iterator[Mapping[str, object]]:
     )
 
 
-# Checkpointing a model's repeated blocks: what it saves, the batch that fits then, and the rate
-# that follows. Pure.
-#
-# Comes in: an Evidence with what the model keeps for its backward pass. Goes out: at most one piece
-# of advice.
-
+# Checkpointing the repeated blocks of a model: the memory saved, the batch that then fits, and its
+# throughput.
 
 _FACTORS = (2, 4, 8)
-"""Times today's batch: our own convention, as far as a search goes by default (`max_batch_scale`)."""
+"""Multiples of the current batch, up to the default of `max_batch_scale`. Source: our convention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Forecast:
-    """What a batch should reach, in samples per second."""
+    """Expected throughput with a batch, in samples per second."""
 
     config: TrainingConfig
     plain: float
-    """As the model is, whether that fits or not."""
+    """Without checkpointing, whether it fits or not."""
     expected: float
-    """With its blocks checkpointed."""
+    """With checkpointed blocks."""
     low: float
     high: float
-    """Its 95 % interval."""
+    """Bounds of its 95 % interval."""
 
 
 def checkpoint_activations(evidence: Evidence) -> Iterator[Advice]:
-    """Blocks that are computed once more in the backward pass make room, at the price of their forward pass.
+    """Advise to checkpoint blocks, which saves memory but repeats their forward pass.
 
-    Advised where a batch that does not fit today, and would then, is faster even so; where today's
-    own batch does not fit, and would then; and where it has no room, with what it would keep less:
-    its peak is that of what it was allowed. Of a batch by token budget nothing is known per sample.
+    It is advised in three cases: a larger batch that fits only then is faster nevertheless; the
+    current batch fits only then; or the current batch thrashes, where only the memory saved is
+    known, since its peak is limited by what it was allowed. Nothing is known per sample of a batch
+    by token budget.
 
     Source: pytorch.org, torch.utils.checkpoint; Chen et al. 2016, "Training Deep Nets with
     Sublinear Memory Cost".
@@ -280,7 +273,7 @@ def checkpoint_activations(evidence: Evidence) -> Iterator[Advice]:
 
 
 def _best_checkpointed(evidence: Evidence, found: Activations) -> _Forecast | None:
-    """The best batch that fits only so, where it gains 3 % over the best that fits as the model is."""
+    """Return the best batch that fits only with checkpointing, if it gains 3 % over those without."""
     own = evidence.config
     memory = _memory(evidence)
     sizes = [factor * own.micro_batch_size for factor in _FACTORS]
@@ -298,25 +291,22 @@ def _best_checkpointed(evidence: Evidence, found: Activations) -> _Forecast | No
     reached = max(
         [present, *(one.plain for one, is_within in forecasts if one is not None and is_within)]
     )
-    only_so = [
+    only_then = [
         one
         for one, is_within in forecasts
         if one is not None and not is_within and _fits_then(evidence, found, one.config)
     ]
-    best = max(
-        only_so, key=lambda one: one.low, default=None
-    )  # the farther off a batch, the less is known of it
-    is_worth = (
-        best is not None and best.expected >= (1 + LEAST_GAIN) * reached and best.low > present
-    )
-    return best if is_worth else None
+    # by the lower bound: the larger a batch, the less certain its forecast
+    best = max(only_then, key=lambda one: one.low, default=None)
+    if best is None or best.expected < (1 + LEAST_GAIN) * reached or best.low <= present:
+        return None
+    return best
 
 
 def _fits_then(evidence: Evidence, found: Activations, config: TrainingConfig) -> bool:
-    """Whether a batch is sure to fit with its blocks checkpointed.
+    """Return whether a batch is sure to fit with checkpointed blocks.
 
-    What is kept for the backward pass is known; what else grows with the batch is forecast from the
-    peaks without it.
+    Memory kept for the backward pass is known; the rest is forecast from the peaks without it.
     """
     size = config.micro_batch_size
     left = found.bytes_per_sample * size - found.least_saved_bytes(size)
@@ -328,9 +318,11 @@ def _fits_then(evidence: Evidence, found: Activations, config: TrainingConfig) -
 
 
 def _memory(evidence: Evidence, less_per_sample: float = 0.0) -> MemoryModel:
-    """What today's run and the device's points say of peak memory, less so many bytes a sample.
+    """Fit peak memory to the run and to the points of the device that differ only in the batch.
 
-    Of the points those alone that differ from today in the batch.
+    Args:
+        evidence: The run and the curves.
+        less_per_sample: Bytes to subtract from each peak, for each sample.
     """
     in_ram = evidence.environment.has_only_ram
     peaks = [Peak(evidence.config, evidence.measurement.peak_memory_bytes)]
@@ -347,13 +339,13 @@ def _without(peak: Peak, less_per_sample: float) -> int:
 
 
 def _forecast(evidence: Evidence, found: Activations, config: TrainingConfig) -> _Forecast | None:
-    """By the times of steps on the whole batch and on half of it: what does not grow is shared by more samples.
+    """Forecast a larger batch from the times of a step on the whole batch and on half of it.
 
-    A step on B times the samples takes c + a B of today's, with c + a = 1 and c + a / 2 the
-    measured ratio q. For each sample the blocks' forward pass comes once more: as much as today at
-    the most, which is expected, and at the least as large a share of the step. The loader's rate is
-    taken to stay; for the interval it is as far off as a loader alone is from the same loader in a
-    run. None where no scatter is known.
+    A step on B times the samples takes c + a B times the current step, where c + a = 1 and
+    c + a / 2 is the measured ratio. Each sample repeats the blocks' forward pass: at most as much
+    as now, which is expected, and at least the same share of the step. The loader's throughput is
+    assumed to stay; its error is that between a loader alone and the same loader in a run. None if
+    the errors are unknown.
     """
     half = found.half_step
     forward = found.forward
@@ -362,16 +354,16 @@ def _forecast(evidence: Evidence, found: Activations, config: TrainingConfig) ->
     growth = config.micro_batch_size / evidence.config.micro_batch_size
     loader = forecast.loader_ceiling(evidence)
     device = forecast.device_ceiling(evidence)
-    today = forecast.join_rates(evidence, loader, device)
+    present = forecast.join_rates(evidence, loader, device)
     slowest, fastest = loader_bounds(evidence, loader)
 
     def device_time(deviations: float) -> float:
-        """Of a sample over today's, as the model is; `deviations` of what was measured to the better side."""
+        """Return a sample's device time over the current one, `deviations` better than measured."""
         ratio = min(1.0, max(0.5, half.value + deviations * (half.sd or 0.0)))
         return (2 * ratio - 1) / growth + 2 - 2 * ratio
 
     def rate(device_time: float, loader: float) -> float:
-        times = forecast.join_rates(evidence, loader, device / device_time) / today
+        times = forecast.join_rates(evidence, loader, device / device_time) / present
         return times * evidence.measurement.samples_per_s
 
     most = forward.value + NORMAL_95 * forward.sd
@@ -395,7 +387,7 @@ def _words(
     left_bytes: int | None = None,
     gains: tuple[float, float] | None = None,
 ) -> AdviceText:
-    """Return what is kept, what is saved of it with such a batch, and what recomputing it takes."""
+    """Word the advice: memory kept, memory saved with this batch, and the cost of recomputing."""
     return messages.checkpoint_activations(
         block=found.block or "",
         blocks=found.blocks,
@@ -414,21 +406,18 @@ def _words(
     )
 
 
-# Advise on the data beyond the loader's settings: batches without padding. Pure.
-#
-# Comes in: an Evidence. Goes out: advice without settings, each with the interval of its gain.
-
+# Batches without padding: advice with the interval of its gain.
 
 _LEAST_LEFT = 0.01
-"""Of a sample's time in the loader, whatever is saved: our own convention."""
+"""Least share of a sample's time in the loader that remains. Source: our convention."""
 
 
 def remove_padding(evidence: Evidence) -> Iterator[Advice]:
-    """Batches of sequences of like length, and rows that several of them fill, where these win 3 % more.
+    """Advise to batch sequences of similar lengths, and to pack them if that gains 3 % more.
 
-    They win what the device then saves, no more: the loader's rate is taken to stay. The rate
-    expected is today's times what the law of both sides says; its interval is by what the device's
-    time leaves open, and by how far a loader alone is from the same loader in a run.
+    Only the device gains: the loader's throughput is assumed to stay. The expected throughput
+    follows from the law that joins both sides; its interval from the error of the device's time,
+    and from that between a loader alone and the same loader in a run.
 
     Source: for rows, Krell et al. 2021 (arXiv:2107.02027), and transformers'
     DataCollatorWithFlattening.
@@ -474,22 +463,26 @@ def remove_padding(evidence: Evidence) -> Iterator[Advice]:
 
 
 def loader_without(evidence: Evidence, costs: LoaderCosts, item_fraction: float) -> float:
-    """The loader's rate without this share of its items' time, in samples per second.
+    """Return the loader's samples/s without a share of its items' time.
 
-    Collating stays as it is, and so does a batch's way from its worker. Shares of times that were
-    measured together are taken, since a neighbour's load lengthens all of them.
+    Collating and the transfer of a batch from its worker stay. Shares of times measured together
+    are used, since the load of other processes lengthens all of them.
+
+    Args:
+        evidence: The run.
+        costs: Costs of its loader.
+        item_fraction: Share of an item's time that is saved, in 0..1.
     """
-    today = forecast.loader_ceiling(evidence)
     workers = forecast.loader_processes(evidence.config)
+    sample_s = workers / forecast.loader_ceiling(evidence)
+    transfer_s = min((costs.transfer_s or 0.0) / evidence.config.micro_batch_size, sample_s)
     item_share = costs.item_s / max(forecast.with_collating(evidence, costs, costs.item_s), 1e-9)
-    way_s = min((costs.transfer_s or 0.0) / evidence.config.micro_batch_size, workers / today)
-    return workers / (
-        way_s + (workers / today - way_s) * max(1.0 - item_share * item_fraction, _LEAST_LEFT)
-    )
+    left = max(1.0 - item_share * item_fraction, _LEAST_LEFT)
+    return workers / (transfer_s + (sample_s - transfer_s) * left)
 
 
 class _Times(NamedTuple):
-    """Times today's rate."""
+    """Expected throughput over the present one, with its 95 % interval."""
 
     expected: float
     low: float
@@ -497,14 +490,14 @@ class _Times(NamedTuple):
 
 
 def _gains(evidence: Evidence, device_time: float, interval: tuple[float, float]) -> _Times | None:
-    """What is reached where the device needs this share of its time; None where that may be nothing."""
+    """Return the gain if the device needs this share of its time; None if the interval includes none."""
     loader = forecast.loader_ceiling(evidence)
     device = forecast.device_ceiling(evidence)
-    today = forecast.join_rates(evidence, loader, device)
+    present = forecast.join_rates(evidence, loader, device)
     slowest, fastest = loader_bounds(evidence, loader)
 
     def times(device_time: float, loader: float) -> float:
-        return forecast.join_rates(evidence, loader, device / device_time) / today
+        return forecast.join_rates(evidence, loader, device / device_time) / present
 
     least, most = interval
     low = times(most, slowest)
@@ -512,30 +505,24 @@ def _gains(evidence: Evidence, device_time: float, interval: tuple[float, float]
     return None if low <= 1 else _Times(times(device_time, loader), low, high)
 
 
-# What helps where no measured setting does: a table from bottleneck to remedies, each with its
-# expected rate. Pure.
-#
-# Comes in: an Evidence, its findings and the best rate that settings alone should reach. Goes out:
-# advice without settings but for one that was not measured.
-
+# Remedies beyond settings: a table from bottleneck to advice, each with its expected throughput.
 
 _LEAST_TAKING = 0.10
-"""Of a batch's time, from which on taking it from the loader is worth changing: our own convention,
-as for findings."""
+"""Least share of a batch's time for fetching that is worth changing, as for findings. Source: our
+convention."""
 _LONGER_EPOCHS = 20
-"""Times as long an epoch: our own convention, a restart then costs a twentieth of what it costs
-now."""
+"""Factor for longer epochs: restarts then cost a twentieth. Source: our convention."""
 _BYTES_LEFT = 0.5
-"""Of the bytes, at best, after fusing operations or narrowing types: our own convention, bfloat16
-for float32."""
+"""Share of bytes left at best by fused operations or narrower types, such as bfloat16 instead of
+float32. Source: our convention."""
 _UINT8_SAVES = 0.75
-"""Of the bytes of float32: uint8 has one byte instead of four."""
+"""Share of float32's bytes that uint8 saves: one byte instead of four."""
 
 
 def list_remedies(
     evidence: Evidence, findings: Sequence[Finding], *, best_samples_per_s: float
 ) -> Iterator[Advice]:
-    """Remedies for each finding that settings alone don't remove; for computing only where it comes first."""
+    """Yield remedies for each finding that settings alone don't remove; for computing only if first."""
     costs = evidence.measurement.loader_costs
     is_data_bound = best_samples_per_s < POLICY.trials.near_ceiling * forecast.device_ceiling(
         evidence
@@ -551,7 +538,7 @@ def list_remedies(
 
 
 def _cpu_work(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
-    """Cheaper items or more cores, unless the cores suffice: then something else keeps the loader from them."""
+    """Advise cheaper items or more cores, unless the cores suffice."""
     needed_s = _needed_item_s(evidence)
     item_s = forecast.loader_cpu_s(evidence)
     cores = evidence.environment.cores
@@ -573,7 +560,7 @@ def _cpu_work(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
 
 
 def _waiting(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
-    """Shorter waits, or more of them side by side, unless the workers suffice."""
+    """Advise shorter waits, or more workers to wait in parallel, unless the workers suffice."""
     wanted = forecast.device_ceiling(evidence)
     tried = [
         forecast.apply_changes(evidence, point)
@@ -597,7 +584,7 @@ def _waiting(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
 
 
 def _shard_stream(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
-    """A stream that every worker reads whole can't be loaded in parallel until it is divided among them.
+    """Advise to shard a stream that every worker reads whole.
 
     Source: pytorch.org, torch.utils.data.IterableDataset.
     """
@@ -611,7 +598,7 @@ def _shard_stream(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
 
 
 def _slow_tail(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
-    """The loader without its slowest items."""
+    """Advise to speed up the slowest items."""
     sample_s = forecast.with_collating(
         evidence, costs, costs.item_s * (1.0 - costs.slow_tail_fraction)
     )
@@ -630,29 +617,30 @@ def _slow_tail(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
 
 
 def _worker_threads(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
-    """One thread for each worker: the rate that an item's CPU time then allows on the cores.
+    """Advise one thread for each worker, at the throughput that an item's CPU time then allows.
 
-    Where one was measured, it stands among the settings. No figure where that is no more than
-    today: threads that spin while they wait for each other add to the CPU time. Source:
-    pytorch.org, torch.utils.data: in workers torch limits only its own threads.
+    If one thread was measured, it is among the settings instead. No gain is given if it is no more
+    than the present throughput: threads that spin while they wait for each other add to the CPU
+    time. Source: pytorch.org, torch.utils.data: in workers, torch limits only its own threads.
     """
     if not forecast.workers_run_too_many_threads(evidence):
         return
     cores = evidence.environment.cores
     loaders = forecast.loader_processes(evidence.config)
-    today = forecast.loader_ceiling(evidence)
+    present = forecast.loader_ceiling(evidence)
     device = forecast.device_ceiling(evidence)
     allowed = min(loaders, cores) / forecast.loader_cpu_s(evidence)
     expected = min(
-        forecast.cores_ceiling(evidence), forecast.join_rates(evidence, max(allowed, today), device)
+        forecast.cores_ceiling(evidence),
+        forecast.join_rates(evidence, max(allowed, present), device),
     )
-    is_gain_known = allowed * POLICY.trials.near_ceiling > today
+    is_gain_known = allowed * POLICY.trials.near_ceiling > present
     words = messages.one_thread_per_worker(
         settings={"worker_threads": 1} if evidence.config.num_workers else {},
         item_cpu_s=costs.item_cpu_s,
         allowed_samples_per_s=allowed,
         cores=cores,
-        loader_samples_per_s=None if is_gain_known else today,
+        loader_samples_per_s=None if is_gain_known else present,
     )
     if not any(
         "worker_threads" in point.changes for point in forecast.advisable_points(evidence, "loader")
@@ -662,7 +650,7 @@ def _worker_threads(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
 
 
 def _formats(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
-    """Formats that are read faster here: what an item saves is saved of a sample's time in the loader."""
+    """Advise file formats that were measured to be read faster here."""
     for cost in costs.formats if forecast.loader_ceiling(evidence) < inf else ():
         loader = loader_without(evidence, costs, cost.saved_fraction)
         expected = forecast.join_rates(evidence, loader, forecast.device_ceiling(evidence))
@@ -670,7 +658,7 @@ def _formats(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
 
 
 def _format_words(cost: FormatCost, loader_samples_per_s: float) -> AdviceText:
-    """Return the advice for a kind of format; the sizes of its data are in the cost's figures."""
+    """Word the advice on a format; the cost's figures hold the sizes of its data."""
     return _FORMATS[cost.kind](
         now_s=cost.now_s,
         better_s=cost.better_s,
@@ -682,7 +670,7 @@ def _format_words(cost: FormatCost, loader_samples_per_s: float) -> AdviceText:
 
 
 def _cache_items(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
-    """Items kept in RAM: only collating them is left."""
+    """Advise to keep items in RAM, so that only collating is left."""
     length = evidence.facts.dataset_length
     free = evidence.free_ram_bytes
     if (
@@ -692,9 +680,9 @@ def _cache_items(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
         or length * costs.item_bytes > free
     ):
         return
-    collating = (
-        evidence.config.micro_batch_size / costs.collate_s if costs.collate_s > 0 else float("inf")
-    )
+    collating = inf
+    if costs.collate_s > 0:
+        collating = evidence.config.micro_batch_size / costs.collate_s
     device = forecast.device_ceiling(evidence)
     is_overlapped = evidence.environment.device_kind != "cpu"
     expected = joint_rate(collating, device, is_overlapped=is_overlapped)
@@ -716,7 +704,7 @@ def _small_operations(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
 
 
 def _hand_over(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
-    """Batches of fewer tensors, where taking one that lies ready costs the training process much of a step.
+    """Advise batches of fewer tensors, if fetching a prefetched one takes much of a step.
 
     Each tensor in shared memory comes with a file descriptor, received over a socket of its own.
     Sources: torch/multiprocessing/reductions.py, rebuild_storage_fd; pytorch.org,
@@ -749,7 +737,7 @@ def _own_code(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
 
 
 def _host_waits(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
-    """At best none of the gaps after the host's waits is left; where it is slow to launch, it then shows in others.
+    """Advise fewer synchronizations, which at best removes all gaps after them.
 
     Source: pytorch.org, "Performance Tuning Guide", "Avoid unnecessary CPU-GPU synchronization".
     """
@@ -768,7 +756,7 @@ def _bandwidth(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
 
 
 def _copies(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
-    """Advise copies of fewer bytes; on the CPU, which needs none, moving a batch converts its memory format."""
+    """Advise to copy fewer bytes; on a CPU, moving a batch only converts its memory format."""
     costs = evidence.measurement.loader_costs
     share = finding.share
     float32, item_bytes = (
@@ -785,10 +773,10 @@ def _copies(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
 
 
 def _computing(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
-    """A cheaper step, beside the most that the device could give: the rate of a large matrix product.
+    """Advise a cheaper step, with the gain at the speed of a large matrix product as the limit.
 
-    Without an expected gain, since steps with small and element-wise operations don't reach that
-    rate. Source: Williams et al. 2009.
+    There is no expected gain, since steps with small and element-wise operations don't reach that
+    speed. Source: Williams et al. 2009.
     """
     if evidence.measurement.breakdown is None:  # it may not compute at all
         return
@@ -796,9 +784,8 @@ def _computing(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
     present = evidence.measurement.samples_per_s
     most = None
     if roofline is not None and roofline.flops > 0:
-        batch = (
-            evidence.config.micro_batch_size * evidence.config.world_size
-        )  # the rate is that of all devices
+        # throughput is that of all devices together
+        batch = evidence.config.micro_batch_size * evidence.config.world_size
         product_s = roofline.flops / roofline.peak_flops_per_s / batch
         most = max(0.0, 1.0 / max(1.0 - finding.share + present * product_s, 1e-3) - 1.0)
     peak = cast("float | None", finding.figures.get("peak_fraction"))
@@ -842,12 +829,9 @@ _FOR_DEVICE: dict[Bottleneck, Callable[[Evidence, Finding], Iterator[Advice]]] =
 
 
 def _needed_item_s(evidence: Evidence) -> float:
-    """CPU seconds that a sample may take in the loader for the device to be the limit; 0 where no core is left."""
-    return max(
-        0.0,
-        (evidence.environment.cores - forecast.device_cores(evidence))
-        / forecast.device_ceiling(evidence),
-    )
+    """Return the CPU seconds that a sample may take for the device to be the limit; 0 if no core is left."""
+    free_cores = evidence.environment.cores - forecast.device_cores(evidence)
+    return max(0.0, free_cores / forecast.device_ceiling(evidence))
 
 
 def _expecting(evidence: Evidence, words: AdviceText, expected: float | None) -> Advice:
@@ -855,7 +839,7 @@ def _expecting(evidence: Evidence, words: AdviceText, expected: float | None) ->
 
 
 def _saving(evidence: Evidence, words: AdviceText, saved: float) -> Advice:
-    """Return advice that saves this share of the time; no figure where the loader has to become faster first."""
+    """Return advice that saves this share of the time; no figure if the loader must be fixed first."""
     expected = forecast.rate_without(evidence, saved)
     loader = forecast.loader_ceiling(evidence)
     if expected < loader:
@@ -867,29 +851,25 @@ def _saving(evidence: Evidence, words: AdviceText, saved: float) -> Advice:
     return _expecting(evidence, limited, None if is_loader_first else expected)
 
 
-# What to do about it, the largest expected gain first: settings whose ceilings were measured, then
-# remedies. Pure.
-#
-# Comes in: an Evidence and its findings. Goes out: advice.
-
+# Settings whose ceilings were measured, combined and ranked.
 
 _SAME_WITHIN = 0.02
-"""Expected rates that differ by less count as equal, as do those that differ by less than the error
-of their ceilings: our own convention, a window's 95 % interval."""
+"""Relative difference below which expected throughputs count as equal: a window's 95 % interval.
+Source: our convention."""
 
 
 class _Rated(NamedTuple):
-    """A pair with what is expected of it."""
+    """A pair of settings with its expected throughput."""
 
     pair: Pair
     rate: float
-    """The expected rate, in samples per second."""
+    """Expected throughput in samples per second."""
     at_least: float
-    """The rate that remains where the pair's own ceilings are too high by their 95 % error."""
+    """Throughput that remains if the pair's ceilings are too high by their 95 % error."""
 
 
 def rank_advice(evidence: Evidence, findings: Sequence[Finding]) -> tuple[Advice, ...]:
-    """Advice on settings by expected gain, then what lies outside of them; gains below 3 % are left out."""
+    """Return advice on settings by expected gain, then remedies; gains below 3 % are left out."""
     settings = _advise_settings(evidence, findings)
     measured = [piece for piece in settings if piece.kind != "add_workers"]
     best = max(map(_rate, measured), default=evidence.measurement.samples_per_s)
@@ -901,7 +881,7 @@ def rank_advice(evidence: Evidence, findings: Sequence[Finding]) -> tuple[Advice
 
 
 def _advise_settings(evidence: Evidence, findings: Sequence[Finding]) -> list[Advice]:
-    """The loader's settings, each setting of the device, and both sides together where that gains 3 % on top."""
+    """Return advice on each side's settings, and on both together if that gains 3 % more."""
     loaders: list[Pair] = [(point, None) for point in forecast.advisable_points(evidence, "loader")]
     devices: list[Pair] = [(None, point) for point in forecast.advisable_points(evidence, "device")]
     both = [(loader, device) for loader, _ in loaders for _, device in devices]
@@ -922,10 +902,10 @@ def _advise_settings(evidence: Evidence, findings: Sequence[Finding]) -> list[Ad
 
 
 def _beyond_error(evidence: Evidence, pairs: Sequence[Pair]) -> list[_Rated]:
-    """Rate pairs, and leave out those whose gain is within the error of their own ceilings.
+    """Rate pairs, without those whose gain is within the error of their own ceilings.
 
-    A loader that pauses, or whose workers deliver in bursts, may have a ceiling that tells nothing:
-    on an H200 32 workers were 5.7 % above 16, with a relative error of 2.2.
+    A loader that pauses, or whose workers deliver in bursts, may have a useless ceiling: on an
+    H200, 32 workers were 5.7 % above 16, with a relative error of 2.2.
     """
     found = list[_Rated]()
     for pair, rate in zip(pairs, expected_rates(evidence, pairs), strict=True):
@@ -936,9 +916,9 @@ def _beyond_error(evidence: Evidence, pairs: Sequence[Pair]) -> list[_Rated]:
 
 
 def _share_beyond_error(evidence: Evidence, pair: Pair) -> float:
-    """Return the share of a pair's rate that remains where its ceilings are too high by their error.
+    """Return the share of a pair's throughput that remains if its ceilings are too high by their error.
 
-    An error of the side that is ample hardly counts. That a setting is as today adds no error.
+    An error of the faster side hardly counts; an unchanged side adds none.
     """
     measured = [forecast.loader_ceiling(evidence), forecast.device_ceiling(evidence)]
     lower = list(measured)
@@ -952,7 +932,7 @@ def _share_beyond_error(evidence: Evidence, pair: Pair) -> float:
 def _best(
     evidence: Evidence, rated: Sequence[_Rated], *, cost: Callable[[int, int], tuple[int, int]]
 ) -> Advice | None:
-    """The pair of the lowest cost in workers and changed settings of those that no other is known to beat."""
+    """Return the cheapest pair, in workers and changed settings, that no other is known to beat."""
     if not rated:
         return None
 
@@ -966,7 +946,7 @@ def _best(
 
 
 def _of_workers(evidence: Evidence, rated: Sequence[_Rated]) -> Iterator[Advice]:
-    """What holds workers up, each by itself: their order, and their threads."""
+    """Yield advice on the order of batches and on threads of workers, each by itself."""
     for (loader, _), rate, _ in rated:
         if (
             loader is not None
@@ -977,7 +957,7 @@ def _of_workers(evidence: Evidence, rated: Sequence[_Rated]) -> Iterator[Advice]
 
 
 def _apart(advice: Iterable[Advice]) -> list[Advice]:
-    """Advice without what was given already."""
+    """Return advice without repeated settings."""
     found = list[Advice]()
     for piece in advice:
         if all(piece.settings != known.settings for known in found):
@@ -986,7 +966,7 @@ def _apart(advice: Iterable[Advice]) -> list[Advice]:
 
 
 def _best_of_each_setting(evidence: Evidence, rated: Sequence[_Rated]) -> Iterator[Advice]:
-    """For each device setting alone, the value of the best expected rate."""
+    """Yield the best value of each device setting by itself."""
     best = dict[str, _Rated]()
     for one in rated:
         _, device = one.pair
@@ -1011,11 +991,11 @@ def _advice(evidence: Evidence, pair: Pair, expected: float) -> Advice:
 
 
 def _pin_memory(evidence: Evidence, findings: Sequence[Finding]) -> Iterator[Advice]:
-    """Copies from page-locked memory are faster, and leave the host free, but follow the kernels before them.
+    """Advise pinned memory, from which copies are faster and leave the host free.
 
-    What they should win follows from both copies' ceilings, by the model that a search proposes by;
-    where these were not measured, and copies take a tenth of the time, from what a batch's copies
-    cost. Source: pytorch.org, "Use pinned memory buffers" (CUDA semantics).
+    The gain follows from the ceilings of both copies, by the model of a search; if these were not
+    measured and copies take a tenth of the time, from the cost of copying a batch. Source:
+    pytorch.org, "Use pinned memory buffers" (CUDA semantics).
     """
     if evidence.config.pin_memory or evidence.environment.device_kind not in PINNING_KINDS:
         return
@@ -1054,11 +1034,11 @@ def _pin_memory(evidence: Evidence, findings: Sequence[Finding]) -> Iterator[Adv
 
 
 def _more_workers(evidence: Evidence, findings: Sequence[Finding]) -> Iterator[Advice]:
-    """Advise workers up to the cores, where a loader bound by CPU work could not be measured with more than today's.
+    """Advise more workers for a loader bound by CPU work, if none were measured with more.
 
-    Workers add up until the cores run out: the rate is what the model that a search proposes by
-    expects, and no more than all cores or the device can make. Items that mostly wait are left out:
-    only a measurement shows how far their waits overlap.
+    Workers add up until the cores run out: the throughput is that of the model of a search, at most
+    what all cores or the device allow. Items that mostly wait are left out: only a measurement
+    shows how far their waits overlap.
     """
     costs = evidence.measurement.loader_costs
     own = evidence.config
@@ -1098,25 +1078,22 @@ def _more_workers(evidence: Evidence, findings: Sequence[Finding]) -> Iterator[A
 
 
 def _has_tried_more_workers(evidence: Evidence) -> bool:
-    """Return True where a loader with more workers than today was measured, or failed for another reason than time."""
+    """Return whether a loader with more workers was measured, or failed other than for lack of time."""
     for point in evidence.curves.loader:
         workers = point.changes.get("num_workers", 0)
-        if (
-            isinstance(workers, int)
-            and workers > evidence.config.num_workers
-            and not point.is_left_out
-        ):
+        is_more = isinstance(workers, int) and workers > evidence.config.num_workers
+        if is_more and not point.is_left_out:
             return True
     return False
 
 
 def _has_room(evidence: Evidence, costs: LoaderCosts, config: TrainingConfig) -> bool:
-    """Return True where the batches that the workers of all ranks hold ready fit into the free RAM, with room left."""
-    ready = forecast.loader_processes(config) * config.batches_per_worker
-    free_bytes = inf if evidence.free_ram_bytes is None else evidence.free_ram_bytes
-    return (
-        ready * config.micro_batch_size * costs.item_bytes <= POLICY.trials.queue_share * free_bytes
-    )
+    """Return whether the prefetched batches of all ranks' workers fit into the free RAM, with room."""
+    if evidence.free_ram_bytes is None:
+        return True
+    batches = forecast.loader_processes(config) * config.batches_per_worker
+    queue_bytes = batches * config.micro_batch_size * costs.item_bytes
+    return queue_bytes <= POLICY.trials.queue_share * evidence.free_ram_bytes
 
 
 def _rate(advice: Advice) -> float:

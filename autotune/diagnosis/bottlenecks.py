@@ -1,4 +1,4 @@
-"""Attribute the time of training to bottlenecks, and judge the evidence: verdict, headline, notes."""
+"""Attribute the time of training to bottlenecks, and turn an Evidence into a Diagnosis. Pure."""
 
 from __future__ import annotations
 
@@ -21,42 +21,39 @@ from autotune.tuning.outcomes import busy_while_host_bound, is_host_bound
 from autotune.tuning.probe import with_settled_ceilings
 from autotune.version import __version__
 
-# The bottlenecks: the wall time attributed to what takes it, from one diagnosis' evidence. Pure.
-#
-# Comes in: an Evidence. Goes out: findings, the largest share first.
-
+# Findings: the wall time attributed to bottlenecks, the largest share first.
 
 WAITING_CPU_FRACTION = 0.5
-"""Of an item's time on a core, below which it mostly waits: our own convention, the smaller part."""
+"""Share of an item's time on a core below which it mostly waits. Source: our convention."""
 _LEAST_SHARE = 0.10
-"""Of the wall time, below which a finding is noise: our own convention, the least that two busy
-sources differ by."""
+"""Share of the wall time below which a finding is noise: the least difference between two sources
+of the busy fraction. Source: our convention."""
 _TAIL_FRACTION = 0.4
-"""Of the loading time in items over 8 times the median, from which on the tail makes loading slow:
-our own convention."""
+"""Share of the loading time in items over 8 times the median from which on the tail is the
+bottleneck. Source: our convention."""
 _SMALL_OPERATOR_S = 30e-6
-"""Mean time of an operator, below which calling it costs as much as it works. An eager operator
-with its autograd takes PyTorch 5 to 10 us on the host (pytorch.org, "CUDA graphs" and "PyTorch
-profiler"); three times that is our own convention."""
+"""Mean seconds of an operator below which its call costs as much as its work: 3 times the 5 to 10
+us that PyTorch takes on the host for an eager operator with autograd. Source: pytorch.org, "CUDA
+graphs" and "PyTorch profiler"; the factor is our convention."""
 _LONGEST_GAP_S = 100e-6
-"""Mean time between two operators, above which it is no launch: ten times what PyTorch takes for an
-operator on the host (see above) is our own convention."""
+"""Mean seconds between two operators above which it is no launch: ten times PyTorch's time for an
+operator on the host (see above). Source: our convention."""
 _BANDWIDTH_FRACTION = 0.5
-"""Of the measured copy bandwidth over a step. Source: Williams et al. 2009; half of the roof is our
-own convention."""
+"""Share of the measured copy bandwidth from which on a step is bound by it. Source: Williams et al.
+2009; half of the roof is our convention."""
 _SLOWED_BY = 1.5
-"""Computing in the loop against the device alone, from which on the CPU is taken to be
-oversubscribed: our own convention."""
+"""Factor by which computing is slower in the loop than alone from which on the CPU counts as
+oversubscribed. Source: our convention."""
 _DEVICE_WORK = frozenset[Bottleneck]({"compute", "memory"})
 _FEWEST_BATCHES = 3
-"""For a line through batch sizes and times: with two, any noise would be a fixed cost."""
+"""Points for a line of time over batch size; with two, any noise would be a fixed cost."""
 
 
 def find_bottlenecks(evidence: Evidence) -> tuple[Finding, ...]:
-    """Return what takes at least a tenth of the wall time, the largest share first; at least one finding.
+    """Return the findings of at least a tenth of the wall time, largest first; at least one.
 
-    Where the device waits for its host, the host comes before what the device does meanwhile: that
-    holds nothing up.
+    If the device waits for its host, the host comes before the device's own work, which then delays
+    nothing.
     """
     parts = breakdown_of(evidence)
     if evidence.measurement.data_wait_fraction is None and evidence.measurement.breakdown is None:
@@ -95,7 +92,7 @@ def _finding(bottleneck: Bottleneck, share: float, evidence: Note) -> Finding:
 
 
 def _merged(found: Sequence[Finding]) -> list[Finding]:
-    """One finding for each bottleneck: threads of the workers and of computing may both oversubscribe the CPU.
+    """Merge findings of the same bottleneck: workers and computing may both oversubscribe the CPU.
 
     The smaller share's evidence counts only where it would be a finding by itself.
     """
@@ -114,7 +111,7 @@ def _merged(found: Sequence[Finding]) -> list[Finding]:
 
 
 def breakdown_of(evidence: Evidence) -> TimeBreakdown:
-    """Where the time goes; without a measured breakdown, the window's own waits for data, if known, against all else.
+    """Return the time breakdown; if not measured, the window's waits for data against all else.
 
     All else then counts as computing, with "not measured" as its source.
     """
@@ -124,12 +121,9 @@ def breakdown_of(evidence: Evidence) -> TimeBreakdown:
         return run.breakdown
     waiting = min(1.0, max(0.0, run.data_wait_fraction or 0.0))
     script = evidence.facts.script
-    has_loader = script is None or script.loaders
-    clock = (
-        "clock around the loader, in the window"
-        if has_loader
-        else "clock between a step and the next forward pass"
-    )
+    clock = "clock around the loader, in the window"
+    if script is not None and not script.loaders:
+        clock = "clock between a step and the next forward pass"
     wait = Share(fraction=waiting, source=clock)
     rest = Share(fraction=1.0 - waiting, source=nothing.source)
     return TimeBreakdown(
@@ -138,10 +132,10 @@ def breakdown_of(evidence: Evidence) -> TimeBreakdown:
 
 
 def fixed_step_share(evidence: Evidence) -> float:
-    """Share of a batch's time on the device that does not grow with it: a / (a + k * batch), by least squares.
+    """Return the share of a step that does not grow with the batch: a / (a + k * batch).
 
-    The line is fitted to the batches of the device's curve, each weighted by its own time; 0 where
-    fewer than three were measured.
+    The line is a least-squares fit to the device's curve with equal relative errors; 0 if fewer
+    than three batches were measured.
     """
     own = evidence.config.micro_batch_size
     points = [
@@ -157,9 +151,8 @@ def fixed_step_share(evidence: Evidence) -> float:
     if len(ceilings) < _FEWEST_BATCHES:
         return 0.0
     batches, rates = np.array([*ceilings.items()], dtype=np.float64).T
-    slope, fixed = np.polyfit(
-        batches, batches / rates, 1, w=rates / batches
-    )  # relative errors are alike
+    # times have equal relative errors
+    slope, fixed = np.polyfit(batches, batches / rates, 1, w=rates / batches)
     whole = fixed + slope * own
     return float(np.clip(fixed / whole, 0.0, 1.0)) if whole > 0 else 0.0
 
@@ -207,7 +200,7 @@ def _restart(evidence: Evidence, parts: TimeBreakdown) -> Finding:
 
 
 def _copy(evidence: Evidence, share: float) -> Finding:
-    """Return copies that nothing hides, with what copying alone reaches where that was measured."""
+    """Return exposed copies, with the ceilings of copying alone if measured."""
     known = forecast.copy_ceilings(evidence)
     is_pinned = evidence.config.pin_memory
     if is_pinned not in known:
@@ -223,7 +216,7 @@ def _copy(evidence: Evidence, share: float) -> Finding:
 
 
 def _threads(evidence: Evidence, work: float) -> Finding | None:
-    """Computing in the loop, in this share of the time, against the device alone in at most a thread for each core."""
+    """Return CPU oversubscription: computing in the loop is slower than alone; None if it is not."""
     if work <= 0 or not forecast.runs_too_many_threads(evidence, evidence.config):
         return None
     points = [
@@ -247,10 +240,10 @@ def _threads(evidence: Evidence, work: float) -> Finding | None:
 
 
 def _between_operators(evidence: Evidence, compute: float, idle: float) -> Finding:
-    """Gaps in which the device waits for the next operation; on the CPU the fixed cost of small operators too.
+    """Return gaps in which the device waits for the next operation; on a CPU, small operators too.
 
-    Gaps that are far longer than any launch are time that the script spends otherwise, in Python or
-    asleep. Taking a batch that lies ready from the loader is the host's work as launching is.
+    Gaps far longer than any launch are the script's own code. Fetching a prefetched batch is work
+    of the host, as launching is.
     """
     run = evidence.measurement
     roofline = evidence.curves.roofline
@@ -289,7 +282,7 @@ def _loop_batch_s(evidence: Evidence) -> float:
 
 
 def _device_work(evidence: Evidence, share: float) -> Finding:
-    """What is left: the device works, limited by its memory's bandwidth or by its arithmetic."""
+    """Return the rest: the device works, limited by memory bandwidth or by arithmetic."""
     memory = _memory_evidence(evidence)
     if memory is not None:
         return _finding("memory", share, memory)
@@ -304,7 +297,7 @@ def _device_work(evidence: Evidence, share: float) -> Finding:
 
 
 def _memory_evidence(evidence: Evidence) -> Note | None:
-    """Return what shows a use of half the memory's bandwidth, and more of it than of arithmetic; else None."""
+    """Return the evidence that memory bandwidth limits the device; None if it does not."""
     run = evidence.measurement
     roofline = evidence.curves.roofline
     fullness = run.fullness
@@ -327,24 +320,28 @@ def _memory_evidence(evidence: Evidence) -> Note | None:
 
 
 def _batch_s(evidence: Evidence) -> float:
-    """Seconds of one micro batch on the device alone."""
+    """Return the seconds of one micro batch on the device alone."""
     return evidence.config.micro_batch_size / forecast.device_ceiling(evidence)
 
 
-# The answer: an Evidence judged, with its findings, advice, headline and remarks. Pure.
-#
-# Comes in: an Evidence. Goes out: a Diagnosis.
-
+# The diagnosis: findings, advice, headline and notes.
 
 HEALTHY_GAIN = 0.05
-"""Expected gain from which on a setting is worth changing: our own convention, the usual spread
-between runs on a CPU that others use too."""
+"""Expected gain from which on a setting is worth changing: the usual run-to-run variation on a
+shared CPU. Source: our convention."""
 
 
 def judge(
     name: str, evidence: Evidence, notes: Iterable[Note] = (), *, wall_s: float = 0.0
 ) -> Diagnosis:
-    """Return why it is slow and what to do about it; the caller's notes come before the remarks on the evidence."""
+    """Judge an evidence: why training is slow, and what to do about it.
+
+    Args:
+        name: Name of the job.
+        evidence: Measurement, curves, machine and workload.
+        notes: Notes to put before those on the evidence.
+        wall_s: Seconds that the diagnosis took.
+    """
     evidence = _with_credible_ceilings(evidence)
     findings = find_bottlenecks(evidence)
     advice = rank_advice(evidence, findings)
@@ -366,7 +363,7 @@ def judge(
 
 
 def is_healthy(evidence: Evidence, findings: Sequence[Finding], advice: Sequence[Advice]) -> bool:
-    """Whether computing is the only finding, by a measured breakdown, and nothing that was measured promises 5 %."""
+    """Return whether computing is the only finding, with a breakdown, and no advice gains 5 %."""
     gains = [piece.expected_gain or 0.0 for piece in advice]
     is_computing = [finding.bottleneck for finding in findings] == ["compute"]
     return (
@@ -377,7 +374,7 @@ def is_healthy(evidence: Evidence, findings: Sequence[Finding], advice: Sequence
 
 
 def headroom_today(evidence: Evidence) -> Headroom:
-    """Where today's rate stands between the ceilings."""
+    """Return the headroom of the current settings."""
     run = evidence.measurement
     return headroom_of(
         run.samples_per_s,
@@ -392,7 +389,7 @@ def headroom_today(evidence: Evidence) -> Headroom:
 def make_headline(
     evidence: Evidence, findings: Sequence[Finding], advice: Sequence[Advice]
 ) -> tuple[Note, ...]:
-    """The bottleneck, then the setting that should help most; after computing the next finding is named as well."""
+    """Return the headline: the bottleneck, then the setting that should help most."""
     first = findings[0]
     second = findings[1] if len(findings) > 1 else None
     points = (*evidence.curves.loader, *evidence.curves.device)
@@ -417,22 +414,21 @@ def make_headline(
         (piece for piece in advice if piece.settings and piece.expected_gain is not None), None
     )
     load = evidence.measurement.host_load
-    if (
-        best is not None and load is not None and load.is_loaded
-    ):  # a factor might be the other programs' doing
+    if best is None or best.expected_gain is None:
+        if has_others:
+            return head, messages.no_setting_helps(least_gain=LEAST_GAIN)
+        return head, messages.others_not_measured()
+    # the gain may be an effect of other programs
+    if load is not None and load.is_loaded:
         return head, messages.may_help(
             settings=best.settings, others_cores=load.others_cores, cores=load.cores
         )
-    if best is not None and best.expected_gain is not None:
-        write = messages.computed_setting if best.kind == "add_workers" else messages.best_setting
-        return head, write(settings=best.settings, gain=best.expected_gain)
-    return head, messages.no_setting_helps(
-        least_gain=LEAST_GAIN
-    ) if has_others else messages.others_not_measured()
+    write = messages.computed_setting if best.kind == "add_workers" else messages.best_setting
+    return head, write(settings=best.settings, gain=best.expected_gain)
 
 
 def _with_credible_ceilings(evidence: Evidence) -> Evidence:
-    """Leave out ceilings that the run exceeds, and settle those that were measured twice, in the run and in curves."""
+    """Drop ceilings that the run exceeds, and join those measured both in the run and in curves."""
     config = evidence.config
     run = evidence.measurement
     book = CeilingBook()
@@ -446,7 +442,7 @@ def _with_credible_ceilings(evidence: Evidence) -> Evidence:
 
 
 def _remarks(evidence: Evidence) -> Iterator[Note]:
-    """Yield what should be known about the evidence."""
+    """Yield notes on the evidence."""
     if evidence.measurement.breakdown is None:
         yield messages.breakdown_not_measured()
     fault = memory_fault(evidence.measurement, evidence.limit_bytes)

@@ -1,4 +1,7 @@
-"""Judge several devices: what keeps them from n times one device, and what would bring them closer."""
+"""Judge several devices: do they help, what keeps them from n times one device, and what would help.
+
+Takes the records of a search and its machine; returns a StrategyComparison. Pure.
+"""
 
 from __future__ import annotations
 
@@ -39,43 +42,39 @@ from autotune.settings_table import SETTINGS
 from autotune.space.constraints import hook_obstacle
 from autotune.space.scaling import with_batch
 
-# The best trial of each strategy with each number of devices, and what it measured. Pure.
-#
-# Comes in: the records of a study. Goes out: a StrategyEntry for each strategy and number of
-# devices, a single device first.
-
+# The best trial of each strategy with each number of devices.
 
 Strategy = Literal["single", "dp", "ddp"]
 _ORDER: tuple[Strategy, ...] = ("single", "dp", "ddp")
 
 
 class StrategyBest(FrozenModel):
-    """The fastest feasible trial of a strategy with so many devices. Rates are the group's, in samples per second."""
+    """The fastest feasible trial of a strategy and number of devices. Throughput is the group's, in samples/s."""
 
     number: int
-    """The trial's number in the study."""
+    """Number of the trial."""
     config: TrainingConfig
     runs: int
-    """Runs that the rate comes from."""
+    """Number of runs behind the throughput."""
     samples_per_s: Interval
     speedup: Interval | None
-    """Over the best on one device, with its 95 % interval; None for that one, and where there is
-    none."""
+    """Over the best on one device, with its 95 % interval; None for that one itself, and if there
+    is none."""
     limit_share: float
     """Peak memory over the memory limit."""
     loader_ceiling: float | None
-    """The loaders alone, every rank as slow as the slowest; None where not measured."""
+    """Ceiling of the loaders, each as slow as the slowest; None if not measured."""
     device_ceiling: float | None
-    """The devices alone, likewise; under ddp without exchanging gradients."""
+    """Ceiling of the devices, likewise; under ddp without exchanging gradients."""
     ranks: tuple[RankFigures, ...]
     communication: Communication | None
-    """Of this trial, or of a trial with the same settings of the step; with `static_graph`, under
-    which it can't be measured, of a trial that differs only in that and in how gradients are
-    kept."""
+    """Exchange of gradients in this trial, or in one with the same settings of the step. It can't be
+    measured with `static_graph`: then from a trial that differs only in that and in
+    `gradient_as_bucket_view`."""
 
     @property
     def efficiency(self) -> Interval | None:
-        """Return the throughput over that of one device times their number; None without a comparison."""
+        """Return the speed-up over one device, divided by the number of devices; None if unknown."""
         if self.speedup is None:
             return None
         ranks = self.config.world_size
@@ -87,61 +86,55 @@ class StrategyBest(FrozenModel):
 
 
 class StrategyEntry(FrozenModel):
-    """A strategy with a number of devices, and the study's trials of it."""
+    """The trials of a strategy with a number of devices."""
 
     strategy: Strategy
     world_size: int
     tried: int
-    """Trials that ran, well or not."""
+    """Number of trials."""
     feasible: int
-    """Trials that the best was chosen from."""
+    """Number of feasible trials."""
     best: StrategyBest | None
-    """None where none is feasible."""
+    """None if no trial is feasible."""
 
 
 def list_strategies(records: Sequence[TrialRecord], spread: RunSpread) -> tuple[StrategyEntry, ...]:
-    """An entry for each strategy and number of devices that was tried: single first, then dp and ddp, fewest first.
+    """List each strategy and number of devices tried: single, then dp, then ddp, fewest first.
 
-    Trials are ranked by their first runs, all measured alike; the rate given for the fastest is
+    Trials are ranked by their first runs, which are comparable; the throughput of the fastest is
     that of all its runs.
     """
-    of_strategy = {
-        name: [record for record in records if record.config.strategy == name] for name in _ORDER
-    }
-    reference = _fastest(of_strategy["single"])
-    return tuple(
-        StrategyEntry(
+    groups: dict[tuple[Strategy, int], list[TrialRecord]] = {}
+    for record in records:
+        config = record.config
+        groups.setdefault((config.strategy, config.world_size), []).append(record)
+    single = [record for record in records if record.config.strategy == "single"]
+    reference = _fastest(single)
+    entries = []
+    for strategy, world_size in sorted(groups, key=lambda key: (_ORDER.index(key[0]), key[1])):
+        tried = groups[strategy, world_size]
+        fastest = _fastest(tried)
+        entry = StrategyEntry(
             strategy=strategy,
             world_size=world_size,
             tried=len(tried),
             feasible=sum(record.is_feasible for record in tried),
-            best=None
-            if (fastest := _fastest(tried)) is None
-            else _best(fastest, reference, records, spread),
+            best=None if fastest is None else _best(fastest, reference, records, spread),
         )
-        for strategy in _ORDER
-        for world_size in sorted({record.config.world_size for record in records})
-        if (
-            tried := [
-                record for record in of_strategy[strategy] if record.config.world_size == world_size
-            ]
-        )
-    )
+        entries.append(entry)
+    return tuple(entries)
 
 
 def best_known_ranks(runs: Sequence[Measurement]) -> tuple[RankFigures, ...]:
-    """The ranks of the run that measured most of their ceilings, the first of several; () where no run had ranks."""
+    """Return the ranks of the run that measured most of their ceilings; () if no run had ranks."""
     return max((run.ranks for run in runs), key=_count_ceilings, default=())
 
 
 def _count_ceilings(ranks: Sequence[RankFigures]) -> int:
-    known = [
-        rate
-        for rank in ranks
-        for rate in (rank.loader_ceiling, rank.device_ceiling)
-        if rate is not None
-    ]
-    return len(ranks) + len(known)  # any ranks are more than none
+    count = len(ranks)  # any ranks are more than none
+    for rank in ranks:
+        count += (rank.loader_ceiling is not None) + (rank.device_ceiling is not None)
+    return count
 
 
 def _fastest(records: Sequence[TrialRecord]) -> TrialRecord | None:
@@ -182,7 +175,7 @@ def _best(
 
 
 def _like(record: TrialRecord, records: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """Trials with the same exchange: first those of the same step, then those that differ in other settings."""
+    """Return trials with the same exchange of gradients: first those of the same step, then others."""
     keys = (device_key, _exchange_key)
     return [other for key in keys for other in records if key(other.config) == key(record.config)]
 
@@ -195,18 +188,12 @@ def _exchange_key(config: TrainingConfig) -> tuple[object, ...]:
 
 
 def _speedup(record: TrialRecord, reference: TrialRecord, spread: RunSpread) -> Interval | None:
-    return (
-        None
-        if record.number == reference.number
-        else ratio_of_runs(record.runs, reference.runs, spread)
-    )
+    if record.number == reference.number:
+        return None
+    return ratio_of_runs(record.runs, reference.runs, spread)
 
 
-# Does another device help? One device, DataParallel and DistributedDataParallel compared. Pure.
-#
-# Comes in: the records of a study, and the machine. Goes out: a StrategyComparison with the best
-# trial of each strategy, the answer, the bottlenecks of the fastest group, and advice.
-
+# The comparison: one device, DataParallel and DistributedDataParallel.
 
 Helps = Literal["yes", "no", "not_measurably"]
 
@@ -214,24 +201,24 @@ _GROUP_SETTINGS = frozenset({"strategy", "world_size", "ddp"})
 
 
 class StrategyComparison(FrozenModel):
-    """Strategies side by side, and whether more than one device helps."""
+    """Strategies compared, and whether more than one device helps."""
 
     entries: tuple[StrategyEntry, ...]
     """One device first, then DataParallel and DDP, fewest devices first."""
     single: StrategyBest | None
-    """The best on one device; None where none ran well."""
+    """The best on one device; None if none ran well."""
     fastest: StrategyBest | None
-    """The fastest with more than one device; None where none ran well."""
+    """The fastest with several devices; None if none ran well."""
     helps: Helps | None
-    """Whether `fastest` beats `single`: "not_measurably" where the interval of their ratio includes
-    1; None where one of them is missing."""
+    """Answer whether `fastest` beats `single`: "not_measurably" if the interval of their ratio
+    includes 1; None if one of them is missing."""
     other_changes: tuple[str, ...]
-    """Settings beside strategy, devices and DDP's own in which the two differ: part of the
-    difference may be theirs."""
+    """Further settings in which the two differ, apart from strategy, devices and DDP's settings:
+    part of the difference may be their effect."""
     bottlenecks: tuple[ScalingBottleneck, ...]
-    """The bottlenecks of `fastest`, the largest share first; () where no figure shows any."""
+    """Bottlenecks of `fastest`, the largest share first; () if no figure shows any."""
     advice: tuple[Advice, ...]
-    """What should help it, the largest gain first."""
+    """Advice for `fastest`, the largest gain first."""
 
 
 def compare_strategies(
@@ -239,9 +226,15 @@ def compare_strategies(
     environment: Environment,
     spread: RunSpread | None = None,
 ) -> StrategyComparison | None:
-    """Compare the strategies of a study; None where no trial had more than one device.
+    """Compare the strategies of a search.
 
-    Without a learned run-to-run variation the usual one of such devices is assumed.
+    Args:
+        records: Its trials.
+        environment: The machine.
+        spread: Run-to-run variation; by default the usual one of such a device.
+
+    Returns:
+        The comparison; None if no trial had more than one device.
     """
     if all(record.config.world_size == 1 for record in records):
         return None
@@ -272,7 +265,7 @@ def compare_strategies(
 
 
 def _judge(ratio: Interval | None) -> Helps | None:
-    """Only what lies beyond noise is a gain, or a loss, as for a recommendation."""
+    """Return whether a ratio is a gain or a loss beyond noise, as for a recommendation."""
     if ratio is None:
         return None
     if ratio.low > 1:
@@ -290,29 +283,23 @@ def _other_changes(single: StrategyBest | None, fastest: StrategyBest | None) ->
     )
 
 
-# What keeps several devices from as many times the rate of a single device, from figures alone.
-# Pure.
-#
-# Comes in: a GroupCase, with the best trial of a group, the best on one device, the machine and the
-# trials. Goes out: the group's bottlenecks, the largest share first. The times of a step, from the
-# ceilings of loaders and devices and the exchange of gradients, say what a bottleneck costs, and to
-# scaling_advice what a change saves.
-
+# Bottlenecks of several devices. The times of a step, from the ceilings of loaders and devices and
+# the exchange of gradients, give the cost of a bottleneck and what a change saves.
 
 Cause = Literal[
     "communication", "loader", "uneven_rank", "small_batch", "settings", "shared_machine"
 ]
 
 LEAST_SHARE = 0.05
-"""Of the group's time, below which nothing is a bottleneck: our own convention, over twice a
-window's 2 % interval."""
+"""Share of the group's time below which nothing is a bottleneck: over twice a window's 2 %
+interval. Source: our convention."""
 _STEP_SETTINGS = [setting.name for setting in SETTINGS if setting.is_of_kernels]
-"""Settings of the step that a search varies beside the batch."""
+"""Settings of the step that a search varies, apart from the batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """Seconds that the group needs for a sample, by side; 0 for what was not measured."""
+    """Seconds that a group needs for a sample, by side; 0 if not measured."""
 
     loader_s: float
     device_s: float
@@ -322,57 +309,57 @@ class StepTime:
 
     @property
     def computing_s(self) -> float:
-        """The devices with their exchange."""
+        """Seconds of the devices with their exchange."""
         return self.device_s + self.exchange_s
 
     @property
     def total_s(self) -> float:
-        """Both sides together, by the law that a search forecasts by."""
+        """Seconds of both sides together, by the model of a search."""
         return joint_s(self.loader_s, self.computing_s, is_overlapped=self.is_overlapped)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupCase:
-    """A group to be judged, what it is compared with, and its time for a sample."""
+    """A group of devices to judge, and the best on one device."""
 
     group: StrategyBest
     single: StrategyBest | None
-    """The best on one device; None where there is none."""
+    """The best on one device; None if there is none."""
     environment: Environment
     records: Sequence[TrialRecord]
     """All trials of the search."""
 
     @property
     def cores(self) -> int:
-        """Those of all machines that the group was on."""
+        """Number of cores of all the group's hosts."""
         return self.environment.cores * max(1, len({rank.host for rank in self.group.ranks}))
 
     @property
     def actual(self) -> StepTime:
-        """Today: the slowest rank sets the group's time."""
+        """Present time: the slowest rank sets the group's pace."""
         return self._step_time(min)
 
     @property
     def even(self) -> StepTime:
-        """With equal ranks: all would be as fast as the better half is today."""
+        """Time with equal ranks, all as fast as the median."""
         return self._step_time(median_high)
 
     @property
     def ideal_device_s(self) -> float | None:
-        """With each device as fast as a single one; None where the single device's ceiling was not measured."""
+        """Time with each device as fast as a single one; None if that was not measured."""
         alone = None if self.single is None else self.single.device_ceiling
         return 1.0 / (self.group.config.world_size * alone) if alone else None
 
     @property
     def step_changes(self) -> dict[str, JsonValue]:
-        """Settings of the step in which the best on one device differs from the group, with its own values."""
+        """Settings of the step in which the best on one device differs, with its values."""
         ours = self.group.config
         theirs = (self.single or self.group).config
         values = {name: getattr(theirs, name) for name in _STEP_SETTINGS}
         return {name: value for name, value in values.items() if value != getattr(ours, name)}
 
     def saved(self, before: StepTime, after: StepTime) -> float:
-        """What a change saves of the group's time, in 0..1."""
+        """Return the share of the group's time that a change saves, in 0..1."""
         return min(1.0, max(0.0, (before.total_s - after.total_s) * self.group.samples_per_s.value))
 
     def _step_time(self, pick: Callable[[Iterable[float]], float]) -> StepTime:
@@ -380,7 +367,7 @@ class GroupCase:
         exchange = self.group.communication
 
         def seconds(side: str) -> float:
-            """Seconds that the group needs for a sample: by its ranks' rates where all are known, else by its own."""
+            """Return the seconds for a sample, from the ranks' ceilings if all are known, else the group's."""
             rates = [rate for rank in self.group.ranks if (rate := getattr(rank, side)) is not None]
             is_known = len(rates) == config.world_size
             rate = config.world_size * pick(rates) if is_known else getattr(self.group, side)
@@ -395,20 +382,19 @@ class GroupCase:
 
 
 class ScalingBottleneck(FrozenModel):
-    """Something that the group's time goes into."""
+    """A bottleneck of several devices."""
 
     cause: Cause
     share: float
-    """Of the group's time: what would be saved without it. The shares of two bottlenecks may
-    overlap."""
+    """Share of the group's time that would be saved without it. Shares may overlap."""
     figures: dict[str, JsonValue] = Field(default_factory=dict)
-    """The figures that show it, by name."""
+    """Figures of the evidence, by name."""
     evidence: str
-    """The same in a sentence."""
+    """The evidence as a sentence."""
 
 
 def find_scaling_bottlenecks(case: GroupCase) -> tuple[ScalingBottleneck, ...]:
-    """What takes at least 5 % of the group's time, the largest share first; () where no figure shows anything."""
+    """Return the bottlenecks of at least 5 % of the group's time, the largest share first."""
     found = filter(None, [_uneven(case), _loading(case), _exchanging(case), _computing(case)])
     heavy = [bottleneck for bottleneck in found if bottleneck.share >= LEAST_SHARE]
     return tuple(sorted(heavy, key=lambda bottleneck: -bottleneck.share))
@@ -454,7 +440,7 @@ def _exchanging(case: GroupCase) -> ScalingBottleneck | None:
 
 
 def _computing(case: GroupCase) -> ScalingBottleneck | None:
-    """Devices that are slower in the group than a single device is.
+    """Return why devices are slower in the group than a single device; None if they are not.
 
     Source of what DataParallel does: pytorch.org, torch.nn.DataParallel.
     """
@@ -501,24 +487,20 @@ def _saved(
     )
 
 
-# What brings several devices closer to as many times the rate of a single device: a table from
-# cause to advice. Pure.
-#
-# Comes in: a GroupCase and its bottlenecks. Goes out: advice, the largest gain first. Gains are
-# what the ceilings leave room for: expectations, not measurements.
-
+# Advice for several devices: a table from cause to advice. Gains follow from ceilings; they are
+# expectations, not measurements.
 
 _FACTORS = (2, 4, 8)
-"""Times as many samples for an exchange: our own convention, so that the global batch stays in
-reach."""
+"""Factors for the samples of an exchange, so that the global batch stays usable. Source: our
+convention."""
 _MOST_SAVED = 0.95
-"""Of the group's time, beyond which ceilings are not believed: our own convention."""
+"""Largest credible saving, as a share of the group's time. Source: our convention."""
 
 
 def list_scaling_advice(
     case: GroupCase, bottlenecks: Sequence[ScalingBottleneck]
 ) -> tuple[Advice, ...]:
-    """What helps against each bottleneck; the largest gain first, what has no figure last, below 3 % not at all.
+    """Return advice against each bottleneck, the largest gain first, without gains below 3 %.
 
     A setting is advised only once, with the value of the larger gain.
     """
@@ -533,7 +515,10 @@ def list_scaling_advice(
 
 
 def _communication(case: GroupCase) -> Iterator[Advice]:
-    """Source: pytorch.org, torch.nn.DataParallel, which recommends DistributedDataParallel instead."""
+    """Advise fewer or smaller exchanges, or DistributedDataParallel instead of DataParallel.
+
+    Source: pytorch.org, torch.nn.DataParallel.
+    """
     exchange = case.group.communication
     tried = [record.config for record in case.records]
     if exchange is not None:
@@ -545,10 +530,9 @@ def _communication(case: GroupCase) -> Iterator[Advice]:
 
 
 def _fewer_exchanges(case: GroupCase, exchange: Communication) -> Advice:
-    """More samples for each exchange: by a larger batch where memory has room, else by accumulation.
+    """Advise more samples for each exchange: a larger batch if memory allows, else accumulation.
 
-    A batch of k times the samples takes at most k times the time, and the exchange takes what it
-    took.
+    A batch of k times the samples takes at most k times the time; the exchange takes the same.
     """
     exposed_s = exchange.exposed_s
     step_s = exchange.step_alone_s
@@ -572,7 +556,7 @@ def _fewer_exchanges(case: GroupCase, exchange: Communication) -> Advice:
 
 
 def _fits(case: GroupCase, factor: int) -> bool:
-    """Whether the group's memory is sure to stay within the limit with so many times its micro batch."""
+    """Return whether `factor` times the micro batch is sure to fit the memory limit."""
     config = case.group.config
     run = next(record.measurement for record in case.records if record.number == case.group.number)
     limit_bytes = 0 if run is None else round(run.peak_memory_bytes / case.group.limit_share)
@@ -584,7 +568,7 @@ def _fits(case: GroupCase, factor: int) -> bool:
 
 
 def _smaller_exchanges(case: GroupCase, exchange: Communication) -> Advice:
-    """Gradients in 16 bits during the exchange: half the bytes save at most half of it.
+    """Advise to exchange gradients in 16 bits: half the bytes save at most half of the exchange.
 
     Source: pytorch.org, DDP communication hooks.
     """
@@ -601,7 +585,7 @@ def _smaller_exchanges(case: GroupCase, exchange: Communication) -> Advice:
 
 
 def _loader(case: GroupCase) -> Iterator[Advice]:
-    """More workers where cores are free or items wait, else more cores."""
+    """Advise more workers if cores are free or items wait, else more cores."""
     config = case.group.config
     even = case.even
     cores = case.cores
@@ -685,23 +669,21 @@ _AGAINST: dict[Cause, Callable[[GroupCase], Iterator[Advice]]] = {
 
 
 def _as_single(case: GroupCase) -> tuple[StepTime, StepTime] | None:
-    """Before and after: each device as fast as a single device; None where that was not measured."""
-    return (
-        None
-        if case.ideal_device_s is None
-        else (case.even, replace(case.even, device_s=case.ideal_device_s))
-    )
+    """Return the step before and after making each device as fast as a single one."""
+    if case.ideal_device_s is None:
+        return None
+    return case.even, replace(case.even, device_s=case.ideal_device_s)
 
 
 def _advise(
     case: GroupCase, words: AdviceText, change: tuple[StepTime, StepTime] | None = None
 ) -> Advice:
-    """Return advice from the step times before and after a change; None: without a figure."""
+    """Return advice with the gain of a change of step times (before, after), if given."""
     present = case.group.samples_per_s.value
     expected = None if change is None else present / (1.0 - min(case.saved(*change), _MOST_SAVED))
     return advise(words, present, expected)
 
 
 def _whole(number: float) -> int:
-    """Rounded up, without what floating point has added."""
+    """Round up, ignoring errors of floating point."""
     return ceil(number - 1e-6)

@@ -1,13 +1,14 @@
-"""Everything autotune says to a user in a sentence: one function for each note.
+"""Sentences for users: one function for each note.
 
-A message is a function of its figures that returns its sentence; `@message` makes a Note of it:
+A message is a function of figures that returns a sentence; `@message` makes it return a Note:
 
-    @message def no_time_for_a_trial(timeout_s: float) -> str:
+    @message
+    def no_time_for_a_trial(timeout_s: float) -> str:
         return f"the time-out of {timeout_s:g} s leaves no room for another trial"
 
-Its name is the note's code, its arguments are the note's figures. A figure may be a note, such as a
-reason: an f-string writes its text. Names of figures carry units (`_s`, `_bytes`, `_fraction` in
-0..1); `units` formats them.
+The function's name is the note's code, its arguments are the note's figures. A figure may be a note
+itself, such as a reason. Names of figures carry units (`_s`, `_bytes`, `_fraction` in 0..1);
+`units` formats them.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def message(sentence: Callable[_P, str]) -> Callable[_P, Note]:
     """Turn a function that returns a sentence into one that returns a note.
 
     Args:
-        sentence: Its name becomes the note's code, its arguments the figures.
+        sentence: The function; its name becomes the note's code, its arguments the figures.
     """
     parameters = signature(sentence)
 

@@ -1,7 +1,7 @@
-"""Advice of a diagnosis: one function for each kind, which returns what to do and the basis of its expected gain.
+"""Write a diagnosis' advice: one function for each kind.
 
-Both are sentences without their full stop. A function's name is the kind of advice, its arguments
-are the figures; an argument `settings` holds the settings to change.
+Each takes figures and returns what to do and the basis of the expected gain, both without a full
+stop. The function's name is the kind of advice; its argument `settings` holds what to change.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from autotune.messages.units import (
     format_mean_count,
     format_rate,
     format_short_time,
+    format_throughput,
     show,
     show_interval,
 )
@@ -30,20 +31,20 @@ _CAUTIONS = {
     "amp_dtype": "check that the loss still falls as before",
     "in_order": "batches come in another order, so two runs of one seed differ",
 }
-"""What to mind where advice changes a setting."""
+"""What to check after changing a setting."""
 
 
 class AdviceText(NamedTuple):
     """A piece of advice in words."""
 
     note: Note
-    """What to do; its code is the kind of advice."""
+    """The advice; its code is the kind."""
     basis: str
-    """The measured figures that the expected gain rests on."""
+    """Measured figures behind the expected gain."""
 
 
 def _advice(write: Callable[_P, tuple[str, str]]) -> Callable[_P, AdviceText]:
-    """Turn a function that returns a text and its basis into one that returns an AdviceText."""
+    """Turn a function that returns advice and its basis into one that returns an AdviceText."""
 
     @message
     @wraps(write)
@@ -60,17 +61,14 @@ def _advice(write: Callable[_P, tuple[str, str]]) -> Callable[_P, AdviceText]:
 def limited_by_loader(
     advice: AdviceText, *, loader_samples_per_s: float, is_loader_first: bool
 ) -> AdviceText:
-    """Add to advice on the device that the loader alone reaches no more than this, and may have to be fixed first."""
+    """Add the loader's ceiling to advice on the device, and whether to fix the loader first."""
     figures = {"loader_samples_per_s": loader_samples_per_s, "is_loader_first": is_loader_first}
     note = advice.note.model_copy(update={"figures": advice.note.figures | figures})
     first = ", so speed that up first" if is_loader_first else ""
     return AdviceText(
-        note, f"{advice.basis}; the loader alone reaches {_rate(loader_samples_per_s)}{first}"
+        note,
+        f"{advice.basis}; the loader alone reaches {format_throughput(loader_samples_per_s)}{first}",
     )
-
-
-def _rate(samples_per_s: float) -> str:
-    return f"{format_rate(samples_per_s)} samples/s"
 
 
 def _set(settings: Mapping[str, object]) -> str:
@@ -95,7 +93,7 @@ def set(  # noqa: A001 - the kind of advice
     caution = f" ({'; '.join(cautions)})" if cautions else ""
     sides = {"loader": loader_samples_per_s, "device": device_samples_per_s}
     reached = [
-        f"the {side} alone reaches {_rate(rate)}"
+        f"the {side} alone reaches {format_throughput(rate)}"
         for side, rate in sides.items()
         if rate is not None
     ]
@@ -111,11 +109,11 @@ def add_workers(
     cores: int,
     cores_samples_per_s: float,
 ) -> tuple[str, str]:
-    today = f"with {format_count(num_workers, 'worker')}" if num_workers else "without workers"
+    workers = f"with {format_count(num_workers, 'worker')}" if num_workers else "without workers"
     return _set(settings), (
-        f"computed, not measured, from the throughput {today}; an item takes "
-        f"{format_short_time(item_cpu_s)} of CPU "
-        f"time, so {cores} cores allow {_rate(cores_samples_per_s)}"
+        f"computed, not measured, from the throughput {workers}; an item takes "
+        f"{format_short_time(item_cpu_s)} of CPU time, so {cores} cores allow "
+        f"{format_throughput(cores_samples_per_s)}"
     )
 
 
@@ -128,16 +126,14 @@ def make_items_cheaper(
     if needed_s > 0:
         text = (
             f"To make the device the limit, spend at most {format_short_time(needed_s)} of CPU "
-            f"time on an item instead "
-            f"of {item} (cheaper decoding, preprocessing once and offline, memory-mapped arrays "
-            f"instead of text or "
-            f"compressed files), or use {more}"
+            f"time on an item instead of {item} (cheaper decoding, preprocessing once and offline, "
+            f"memory-mapped arrays instead of text or compressed files), or use {more}"
         )
     else:
         text = (
             f"To make the device the limit, use {more}, or remove an item's CPU work of {item} "
-            f"(decode and preprocess "
-            f"once and offline): computing alone keeps the {cores} cores here busy"
+            f"(decode and preprocess once and offline): computing alone keeps the {cores} cores "
+            "here busy"
         )
     return text, f"an item's CPU time, {cores} cores and {_device_ceiling(is_device_estimated)}"
 
@@ -159,10 +155,9 @@ def shorten_waits(
     side_by_side = f" with {workers} workers" if workers > 1 else ""
     more = f", or use about {workers_needed} workers" if workers_needed else ""
     text = (
-        f"To make the device the limit, let an item take at most "
-        f"{format_short_time(needed_s)}{side_by_side} instead "
-        f"of {format_short_time(item_s)} (whole shards, larger sequential reads, local or faster "
-        f"storage){more}"
+        "To make the device the limit, let an item take at most "
+        f"{format_short_time(needed_s)}{side_by_side} instead of {format_short_time(item_s)} "
+        f"(whole shards, larger sequential reads, local or faster storage){more}"
     )
     return text, f"an item's wall time and {_device_ceiling(is_device_estimated)}"
 
@@ -171,8 +166,7 @@ def shorten_waits(
 def shard_stream(*, workers_needed: int) -> tuple[str, str]:
     return (
         "Divide the stream among the workers with torch.utils.data.get_worker_info(): without that "
-        "each worker reads "
-        f"all of it; about {workers_needed} workers make the device the limit"
+        f"each worker reads all of it; about {workers_needed} workers make the device the limit"
     ), "an item's wall time and CPU time, the cores here, and the device's ceiling"
 
 
@@ -188,11 +182,11 @@ def fix_slowest_items(
         (
             f"Make the slowest items faster: they take up to {format_short_time(item_slowest_s)}, "
             f"the median {format_short_time(item_median_s)}; without them the loader would reach "
-            f"{_rate(loader_samples_per_s)}"
+            f"{format_throughput(loader_samples_per_s)}"
         ),
         (
-            f"{format_fraction(slow_tail_fraction)} of the loading time goes into items over "
-            "8 times the median"
+            f"{format_fraction(slow_tail_fraction)} of the loading time goes into items over 8 "
+            "times the median"
         ),
     )
 
@@ -211,16 +205,15 @@ def one_thread_per_worker(
     else:
         text = (
             "Load with one thread: cv2.setNumThreads(0) for OpenCV, "
-            "threadpoolctl.threadpool_limits(1) for NumPy, or "
-            "OMP_NUM_THREADS=1 in the environment"
+            "threadpoolctl.threadpool_limits(1) for NumPy, or OMP_NUM_THREADS=1 in the environment"
         )
     item = (
         f"an item's CPU time of {format_short_time(item_cpu_s)} allows "
-        f"{_rate(allowed_samples_per_s)} on {cores} cores"
+        f"{format_throughput(allowed_samples_per_s)} on {cores} cores"
     )
     if loader_samples_per_s is None:
         return text, f"{item}, and the device's ceiling"
-    return text, f"{item}, and the loader alone reaches {_rate(loader_samples_per_s)} today"
+    return text, f"{item}, and the loader alone reaches {format_throughput(loader_samples_per_s)}"
 
 
 @_advice
@@ -229,8 +222,8 @@ def cache_items(
 ) -> tuple[str, str]:
     return (
         f"Keep the items in RAM if they are the same in every epoch: {items:,} items of "
-        f"{format_bytes(item_bytes)} "
-        f"take {format_bytes(items * item_bytes)}, and {format_bytes(free_bytes)} are free"
+        f"{format_bytes(item_bytes)} take {format_bytes(items * item_bytes)}, and "
+        f"{format_bytes(free_bytes)} are free"
     ), f"a batch then costs its collating ({format_short_time(collate_s)}) and the device's time"
 
 
@@ -264,10 +257,8 @@ def decode_smaller(
 ) -> tuple[str, str]:
     return (
         f"Decode images smaller: img.draft(None, ({2 * to_width}, {2 * to_height})) right after "
-        f"Image.open, since they "
-        f"are resized from {width} x {height} to {to_width} x {to_height}: "
-        f"{_faster(now_s, better_s)}, with slightly "
-        "different pixels"
+        f"Image.open, since they are resized from {width} x {height} to {to_width} x {to_height}: "
+        f"{_faster(now_s, better_s)}, with slightly different pixels"
     ), _format_basis(calls_per_item, item_fraction, loader_samples_per_s)
 
 
@@ -286,8 +277,7 @@ def store_smaller(
 ) -> tuple[str, str]:
     return (
         f"Store copies of the images in the size used in training ({to_width} x {to_height} "
-        f"instead of {width} x "
-        f"{height}): {_faster(now_s, better_s)}"
+        f"instead of {width} x {height}): {_faster(now_s, better_s)}"
     ), _format_basis(calls_per_item, item_fraction, loader_samples_per_s)
 
 
@@ -304,11 +294,9 @@ def read_row_groups(
 ) -> tuple[str, str]:
     return (
         "Read Parquet by whole row groups or batches, and take items from them "
-        "(ParquetFile.iter_batches, a shuffled "
-        f"list of row groups, or the table kept by each worker): each item now reads {rows:,} rows "
-        f"of {columns} "
-        f"columns in {format_short_time(now_s)}; its share of them takes "
-        f"{format_short_time(better_s)}"
+        "(ParquetFile.iter_batches, a shuffled list of row groups, or the table kept by each "
+        f"worker): each item now reads {rows:,} rows of {columns} columns in "
+        f"{format_short_time(now_s)}; its share of them takes {format_short_time(better_s)}"
     ), _format_basis(calls_per_item, item_fraction, loader_samples_per_s)
 
 
@@ -320,8 +308,8 @@ def _format_basis(calls_per_item: float, item_fraction: float, loader_samples_pe
     calls = f"{format_mean_count(calls_per_item)} such {'call' if calls_per_item == 1 else 'calls'}"
     return (
         f"both timed here on your own data; an item makes {calls}, "
-        f"{format_fraction(item_fraction)} of its time, and "
-        f"the loader alone would reach {_rate(loader_samples_per_s)}"
+        f"{format_fraction(item_fraction)} of its time, and the loader alone would reach "
+        f"{format_throughput(loader_samples_per_s)}"
     )
 
 
@@ -329,8 +317,7 @@ def _format_basis(calls_per_item: float, item_fraction: float, loader_samples_pe
 def lengthen_epochs(*, share: float, epoch_samples: int, wanted_samples: int) -> tuple[str, str]:
     return (
         f"Make epochs longer: {wanted_samples:,} samples instead of {epoch_samples:,} (a sampler "
-        f"that passes over the "
-        "data several times), with a single restart"
+        "that passes over the data several times), with a single restart"
     ), f"restarts take {format_fraction(share)} of the time"
 
 
@@ -349,28 +336,25 @@ def pin_memory(
 ) -> tuple[str, str]:
     text = f"{_set(settings)}: copies from page-locked memory are faster and do not block the host"
     if pageable_samples_per_s is not None and pinned_samples_per_s is not None:
-        pinned = format_rate(pinned_samples_per_s)
-        pageable = format_rate(pageable_samples_per_s)
-        basis = f"copies alone reach {pinned} samples/s from it instead of {pageable}"
+        pinned = format_throughput(pinned_samples_per_s)
+        basis = (
+            f"copies alone reach {pinned} from it instead of {format_rate(pageable_samples_per_s)}"
+        )
     elif copy_s is not None and pinned_copy_s is not None:
         pinned = format_short_time(pinned_copy_s)
         basis = f"copying a batch takes {pinned} from it instead of {format_short_time(copy_s)}"
     else:
         basis = "an upper limit, since copies from page-locked memory were not measured"
-    exposed = (
-        ""
-        if share is None
-        else f"; copies that nothing hides take {format_fraction(share)} of the time"
-    )
-    return text, f"{basis}{exposed}"
+    if share is not None:
+        basis += f"; copies that nothing hides take {format_fraction(share)} of the time"
+    return text, basis
 
 
 @_advice
 def convert_batches_in_collate(*, share: float) -> tuple[str, str]:
     return (
         "Convert batches to the memory format of training (channels_last) in collate_fn, so that "
-        "nothing is converted "
-        "later"
+        "nothing is converted later"
     ), _all_saved("moving batches", share)
 
 
@@ -378,8 +362,7 @@ def convert_batches_in_collate(*, share: float) -> tuple[str, str]:
 def copy_narrower_types(*, share: float, item_bytes: float | None) -> tuple[str, str]:
     return (
         f"Copy fewer bytes{_item_size(item_bytes)}: narrower types, smaller items; create on the "
-        f"device what can be "
-        "created there"
+        "device what can be created there"
     ), f"at best half of the bytes are left; copies take {format_fraction(share)} of the time"
 
 
@@ -387,8 +370,9 @@ def copy_narrower_types(*, share: float, item_bytes: float | None) -> tuple[str,
 def copy_uint8(
     *, share: float, item_bytes: float | None, float32_fraction: float | None
 ) -> tuple[str, str]:
-    known = "an upper limit, if all bytes are float32"
-    if float32_fraction is not None:
+    if float32_fraction is None:
+        known = "an upper limit, if all bytes are float32"
+    else:
         known = f"{format_fraction(float32_fraction)} of the bytes are float32"
     return (
         (
@@ -417,14 +401,13 @@ def _all_saved(work: str, share: float) -> str:
 def fuse_operations(
     *, share: float, operators: int | None, has_cuda_graphs: bool
 ) -> tuple[str, str]:
-    which = (
-        "many small operations" if operators is None else f"the {operators:,} operators of a batch"
-    )
+    which = "many small operations"
+    if operators is not None:
+        which = f"the {operators:,} operators of a batch"
     graphs = ", CUDA graphs" if has_cuda_graphs else ""
     return (
-        f"Replace {which} by fewer and larger ones: torch.compile{graphs}, batched instead of "
-        f"looped tensor code, a "
-        "fused optimizer"
+        f"Replace {which} with fewer and larger ones: torch.compile{graphs}, batched instead of "
+        "looped tensor code, a fused optimizer"
     ), _all_saved("small operations", share)
 
 
@@ -432,18 +415,18 @@ def fuse_operations(
 def hand_over_less(
     *, share: float, take_s: float, batch_s: float, batch_tensors: int | None, is_pinned: bool
 ) -> tuple[str, str]:
-    several = batch_tensors is not None and batch_tensors > 1
-    collate = (
-        f"Collate its {batch_tensors} tensors into one, in collate_fn or in a dataset whose "
-        f"__getitems__ makes whole "
-        "batches, or call"
-    )
-    pin = "" if is_pinned else ", or set pin_memory=True, whose thread fetches batches meanwhile"
+    call = 'torch.multiprocessing.set_sharing_strategy("file_system") at the start of the script'
+    remedy = f"Call {call}"
+    if batch_tensors is not None and batch_tensors > 1:
+        remedy = (
+            f"Collate its {batch_tensors} tensors into one, in collate_fn or in a dataset whose "
+            f"__getitems__ makes whole batches, or call {call}"
+        )
+    if not is_pinned:
+        remedy += ", or set pin_memory=True, whose thread fetches batches meanwhile"
     text = (
-        f"Pass on each batch in fewer pieces: fetching a prefetched one takes "
-        f"{format_short_time(take_s)} of the "
-        f"{format_short_time(batch_s)} of a batch. {collate if several else 'Call'} "
-        f'torch.multiprocessing.set_sharing_strategy("file_system") at the start of the script{pin}'
+        f"Send each batch in fewer pieces: fetching a prefetched one takes "
+        f"{format_short_time(take_s)} of the {format_short_time(batch_s)} of a batch. {remedy}"
     )
     return text, _all_saved("fetching batches", share)
 
@@ -451,11 +434,9 @@ def hand_over_less(
 @_advice
 def shorten_own_code(*, share: float, outside_s: float) -> tuple[str, str]:
     return (
-        f"Find what the training loop does besides computing for {format_short_time(outside_s)} of "
-        f"each step: logging, "
-        "metrics in Python, locks, sleeps, calls to a service (python -m cProfile, py-spy). Do it "
-        "every hundredth "
-        "step, or in another thread"
+        f"Find what the script does besides training for {format_short_time(outside_s)} of "
+        "each step: logging, metrics in Python, locks, sleeps, calls to a service (python -m "
+        "cProfile, py-spy). Do it every hundredth step, or in another thread"
     ), _all_saved("that code", share)
 
 
@@ -463,8 +444,7 @@ def shorten_own_code(*, share: float, outside_s: float) -> tuple[str, str]:
 def avoid_synchronisation(*, share: float, is_pinned: bool) -> tuple[str, str]:
     return (
         "Let the host run ahead of the device: read the loss every N steps instead of after each "
-        "(.item(), .cpu(), "
-        f"print), and copy without blocking "
+        "(.item(), .cpu(), print), and copy without blocking "
         f"({'non_blocking=True' if is_pinned else 'pin_memory=True'})"
     ), _all_saved("waits of the host", share)
 
@@ -503,10 +483,8 @@ def batch_like_lengths(
 ) -> tuple[str, str]:
     return (
         f"Batch sequences of similar lengths (a batch sampler that sorts pools of {pool_batches} "
-        f"batches by length, "
-        f"and shuffles pools and batches): padding falls from {format_fraction(padding)} of the "
-        f"tokens to "
-        f"{format_fraction(bucket_padding)}"
+        "batches by length, and shuffles pools and batches): padding falls from "
+        f"{format_fraction(padding)} of the tokens to {format_fraction(bucket_padding)}"
     ), f"{_lengths_basis(items, timed, device_time)}; {_gain_interval(gain_low, gain_high)}"
 
 
@@ -525,23 +503,20 @@ def pack_sequences(
 ) -> tuple[str, str]:
     return (
         f"Pack sequences into rows of {row_tokens:,} tokens, about "
-        f"{format_mean_count(samples_per_row)} to a row, and "
-        "use fewer rows a batch; keep positions and attention within each sequence (position_ids "
-        "that restart, a "
-        "block-diagonal mask or attention by cumulative lengths): padding falls from "
-        f"{format_fraction(padding)} of the tokens to {format_fraction(packed_padding)}"
+        f"{format_mean_count(samples_per_row)} to a row, and use fewer rows a batch; keep "
+        "positions and attention within each sequence (position_ids that restart, a block-diagonal "
+        f"mask or attention by cumulative lengths): padding falls from {format_fraction(padding)} "
+        f"of the tokens to {format_fraction(packed_padding)}"
     ), (
         f"{_lengths_basis(items, timed, device_time)} for a sample; "
-        f"{_gain_interval(gain_low, gain_high)}, whether or "
-        "not attention covers whole rows"
+        f"{_gain_interval(gain_low, gain_high)}, whether or not attention covers whole rows"
     )
 
 
 def _lengths_basis(items: int, timed: int, device_time: float) -> str:
     return (
-        f"by the lengths of {items:,} items and the time of batches of {timed} lengths the device "
-        f"needs "
-        f"{format_fraction(device_time)} of its present time"
+        f"computed from the lengths of {items:,} items and timed batches of {timed} lengths: the device "
+        f"needs {format_fraction(device_time)} of its present time"
     )
 
 
@@ -567,16 +542,14 @@ def checkpoint_activations(
     if left_bytes is not None and limit_bytes is not None:
         effect = (
             f"your batch then takes about {format_bytes(left_bytes)}, if its peak is within these "
-            f"blocks; the limit is "
-            f"{format_bytes(limit_bytes)}"
+            f"blocks; the limit is {format_bytes(limit_bytes)}"
         )
     elif micro_batch_size == own_batch:
         effect = f"your batch, which has no room now, then keeps {saved} less for its backward pass"
     else:
         effect = (
             f"a batch of {micro_batch_size:,} samples then fits the memory, instead of "
-            f"{own_batch:,} "
-            f"({_CAUTIONS['micro_batch_size']})"
+            f"{own_batch:,} ({_CAUTIONS['micro_batch_size']})"
         )
     basis = (
         f"a batch of {samples:,} samples keeps {format_bytes(kept_bytes)} for its backward pass, "
@@ -615,8 +588,8 @@ def more_samples_per_exchange(
 ) -> tuple[str, str]:
     return f"{_set(settings)}: {factor} times the samples for each exchange ({_FOLLOW})", (
         f"an exchange adds {format_short_time(exposed_s)} to a step of "
-        f"{format_short_time(step_s)}, and peak memory is "
-        f"{format_fraction(limit_fraction)} of the limit"
+        f"{format_short_time(step_s)}, and peak memory is {format_fraction(limit_fraction)} of the "
+        "limit"
     )
 
 
@@ -626,8 +599,7 @@ def compress_gradients(
 ) -> tuple[str, str]:
     return f"{_set(settings)}: half the bytes to exchange ({_CAUTIONS['amp_dtype']})", (
         f"the exchange alone takes {format_short_time(exchange_s)}, {format_short_time(exposed_s)} "
-        f"of it not hidden; "
-        "an upper limit, since compressing takes time too"
+        "of it not hidden; an upper limit, since compressing takes time too"
     )
 
 
@@ -663,12 +635,12 @@ def more_cores_or_cheaper_items(
 ) -> tuple[str, str]:
     reached = _loaders_reach(loader_processes, cores, loader_samples_per_s)
     text = f"Use about {cores_needed} cores instead of {cores}, or make an item cheaper"
-    return text, f"{reached}, the devices {_rate(device_samples_per_s)}"
+    return text, f"{reached}, the devices {format_throughput(device_samples_per_s)}"
 
 
 def _loaders_reach(loader_processes: int, cores: int, loader_samples_per_s: float) -> str:
     processes = "process" if loader_processes == 1 else "processes"
-    return f"{loader_processes} loader {processes} on {cores} cores reach {_rate(loader_samples_per_s)}"
+    return f"{loader_processes} loader {processes} on {cores} cores reach {format_throughput(loader_samples_per_s)}"
 
 
 @_advice

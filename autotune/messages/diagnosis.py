@@ -1,7 +1,4 @@
-"""A diagnosis: its headline, the evidence of each bottleneck, and remarks.
-
-Evidence is a sentence without its full stop.
-"""
+"""Write a diagnosis: its headline, the evidence of each bottleneck (without a full stop), and notes."""
 
 from __future__ import annotations
 
@@ -12,8 +9,8 @@ from autotune.messages import message
 from autotune.messages.units import (
     format_bytes,
     format_fraction,
-    format_rate,
     format_short_time,
+    format_throughput,
     show,
 )
 from autotune.note import Note
@@ -32,7 +29,7 @@ BOTTLENECKS = {
     "threads": "bound by CPU oversubscription",
     "unknown": "not known",
 }
-"""Each bottleneck of one job."""
+"""Name of each bottleneck of a single job."""
 
 
 # Headline
@@ -59,7 +56,7 @@ def bottleneck(
 
 @message
 def time_not_attributed(*, share: float) -> str:
-    return f"{format_fraction(share)} of the time is not spent waiting for data; what it is spent on was not measured."
+    return f"{format_fraction(share)} of the time is not spent waiting for data; its breakdown was not measured."
 
 
 @message
@@ -81,8 +78,7 @@ def computed_setting(*, settings: Mapping[str, object], gain: float) -> str:
 def may_help(*, settings: Mapping[str, object], others_cores: float, cores: int) -> str:
     return (
         f"{show(settings, 'settings')} may help, but other programs used {others_cores:.1f} of the "
-        f"{cores} cores "
-        "during the measurement: measure again."
+        f"{cores} cores during the measurement: measure again."
     )
 
 
@@ -123,10 +119,10 @@ def data_cpu_evidence(
 def data_io_evidence(
     *, item_s: float, cpu_fraction: float, disk_bytes_per_item: float | None
 ) -> str:
-    disk = (
-        f", and reads {format_bytes(disk_bytes_per_item)} from disk" if disk_bytes_per_item else ""
-    )
-    return f"{_item(item_s, cpu_fraction)}{disk}"
+    text = _item(item_s, cpu_fraction)
+    if disk_bytes_per_item:
+        text += f", and reads {format_bytes(disk_bytes_per_item)} from disk"
+    return text
 
 
 @message
@@ -135,8 +131,8 @@ def data_tail_evidence(
 ) -> str:
     return (
         f"{format_fraction(slow_tail_fraction)} of the loading time goes into items over 8 times "
-        f"the median of "
-        f"{format_short_time(item_median_s)}, up to {format_short_time(item_slowest_s)}"
+        f"the median of {format_short_time(item_median_s)}, up to "
+        f"{format_short_time(item_slowest_s)}"
     )
 
 
@@ -146,10 +142,9 @@ def loader_threads_evidence(
 ) -> str:
     return (
         f"an item keeps {cores_per_item:.1f} cores busy for {format_short_time(item_s)}, in "
-        f"threads of a library "
-        f"(OpenCV, NumPy) or in processes that it starts; {loader_processes} loader processes "
-        f"would need "
-        f"{loader_processes * cores_per_item:.1f} cores, but there are {cores}"
+        f"threads of a library (OpenCV, NumPy) or in processes that it starts; {loader_processes} "
+        f"loader processes would need {loader_processes * cores_per_item:.1f} cores, but there are "
+        f"{cores}"
     )
 
 
@@ -159,19 +154,17 @@ def threads_evidence(
 ) -> str:
     return (
         f"{threads} threads and {num_workers} loader workers share {cores} cores: computing is "
-        f"{slowdown:.1f} times "
-        f"slower in the loop than alone ({_rate(device_samples_per_s)})"
+        f"{slowdown:.1f} times slower in the loop than alone ({format_throughput(device_samples_per_s)})"
     )
 
 
 @message
 def restart_evidence(*, share: float, epoch_s: float | None) -> str:
-    each = ""
+    text = f"restarting the loader takes {format_fraction(share)} of the time"
     if epoch_s is not None:
-        each = (
-            f": {format_short_time(share * epoch_s)} in each epoch of {format_short_time(epoch_s)}"
-        )
-    return f"restarting the loader takes {format_fraction(share)} of the time{each}"
+        restart_s = format_short_time(share * epoch_s)
+        text += f": {restart_s} in each epoch of {format_short_time(epoch_s)}"
+    return text
 
 
 @message
@@ -183,30 +176,25 @@ def copy_evidence(
     pageable_samples_per_s: float | None = None,
     pinned_samples_per_s: float | None = None,
 ) -> str:
-    copies = (
-        f"{format_fraction(share)} of the time copies batches to the device while nothing computes"
-    )
+    copies = f"{format_fraction(share)} of the time, batches are copied to the device while nothing computes"
     if is_pinned is None or exposed_fraction is None:
         return copies
     reached = []
     if pageable_samples_per_s is not None:
-        reached.append(
-            f"from pageable memory "
-            f"{_rate(pageable_samples_per_s)}{'' if is_pinned else ', used today'}"
-        )
+        yours = "" if is_pinned else " (yours)"
+        reached.append(f"{format_throughput(pageable_samples_per_s)} from pageable memory{yours}")
     if pinned_samples_per_s is not None:
-        reached.append(
-            f"from pinned memory {_rate(pinned_samples_per_s)}{', used today' if is_pinned else ''}"
-        )
-    return f"{copies}: {format_fraction(exposed_fraction)} of what copying alone takes ({', '.join(reached)})"
+        yours = " (yours)" if is_pinned else ""
+        reached.append(f"{format_throughput(pinned_samples_per_s)} from pinned memory{yours}")
+    alone = f"{format_fraction(exposed_fraction)} of what copying alone takes"
+    return f"{copies}: {alone}, which reaches {', '.join(reached)}"
 
 
 @message
 def synchronise_evidence(*, share: float) -> str:
     return (
         f"{format_fraction(share)} of the time the device is idle because the host waited for it "
-        f"before launching more "
-        "(loss.item(), a blocking copy)"
+        "before launching more (loss.item(), a blocking copy)"
     )
 
 
@@ -235,8 +223,7 @@ def launch_evidence(
         return f"{format_fraction(share)} of the time passes between operations"
     return (
         f"the device waits {format_fraction(share)} of the time for the host, which needs "
-        f"{' and '.join(needs)}; a "
-        f"batch takes {format_short_time(batch_s)}"
+        f"{' and '.join(needs)}; a batch takes {format_short_time(batch_s)}"
     )
 
 
@@ -244,8 +231,8 @@ def launch_evidence(
 def script_evidence(*, share: float, outside_s: float, operators: int) -> str:
     return (
         f"{format_short_time(outside_s)} of each step, {format_fraction(share)} of the time, is "
-        f"spent neither in "
-        f"torch's {operators:,} operators nor in the loader: far more than launching them takes"
+        f"spent neither in torch's {operators:,} operators nor in the loader: far more than "
+        "launching them takes"
     )
 
 
@@ -276,8 +263,7 @@ def memory_evidence(
         return f"{format_fraction(dram_fraction)} of the memory bandwidth is used while the device is busy (GPM)"
     return (
         f"a batch moves {show(moved_bytes, 'bytes')} in {show(batch_s, 'seconds')}; a large copy "
-        f"would take "
-        f"{show(copy_s, 'seconds')}"
+        f"would take {show(copy_s, 'seconds')}"
     )
 
 
@@ -294,16 +280,12 @@ def _item(item_s: float, cpu_fraction: float) -> str:
     )
 
 
-def _rate(samples_per_s: float) -> str:
-    return f"{format_rate(samples_per_s)} samples/s"
-
-
-# Remarks
+# Notes
 
 
 @message
 def breakdown_not_measured() -> str:
-    return "Where the time goes was not measured: all time not spent waiting for data counts as computing."
+    return "The time breakdown was not measured: all time not spent waiting for data counts as computing."
 
 
 @message
@@ -334,21 +316,20 @@ def others_failed(*, reason: Note | str) -> str:
 def no_time_for_others(*, left_s: float, most_s: float, startup_s: float) -> str:
     return (
         f"Other settings were not measured: {left_s:.0f} s of the {most_s:.0f} s for a diagnosis "
-        f"are left, and a trial "
-        f"takes {startup_s:.0f} s to start."
+        f"are left, and a trial takes {startup_s:.0f} s to start."
     )
 
 
 @message
 def no_effect_on_diagnosis(*, names: Sequence[str]) -> str:
-    return f"No effect on a diagnosis, which searches nothing and keeps no run folder: {', '.join(names)}."
+    return f"Ignored by a diagnosis, which searches nothing and keeps no run folder: {', '.join(names)}."
 
 
-# The evidence of each bottleneck of several devices: sentences without their full stop.
+# Evidence of the bottlenecks of several devices
 
 
 class UnevenRank(TypedDict):
-    """A rank that is slower than the others."""
+    """A rank slower than the others."""
 
     rank: int
     device: str
@@ -362,10 +343,8 @@ def communication_evidence(
 ) -> str:
     return (
         f"exchanging {format_bytes(bytes_exchanged)} of gradients adds "
-        f"{format_short_time(exposed_s)} to a step "
-        f"({format_fraction(exposed_fraction)} of it); {format_fraction(hidden_fraction)} of the "
-        f"exchange is hidden "
-        "behind the backward pass"
+        f"{format_short_time(exposed_s)} to a step ({format_fraction(exposed_fraction)} of it); "
+        f"{format_fraction(hidden_fraction)} of the exchange is hidden behind the backward pass"
     )
 
 
@@ -374,8 +353,7 @@ def data_parallel_evidence(*, world_size: int, reached_fraction: float) -> str:
     return (
         f"with batches on the devices, {world_size} devices under DataParallel reach "
         f"{format_fraction(reached_fraction)} of {world_size} times one device: each step copies "
-        f"the model to all of "
-        "them and gathers their outputs"
+        "the model to all of them and gathers their outputs"
     )
 
 
@@ -387,22 +365,22 @@ def loader_evidence(
     loader_samples_per_s: float,
     device_samples_per_s: float | None,
 ) -> str:
-    reach = (
-        "the loader alone reaches"
-        if ranks == 1
-        else f"the loaders of the {ranks} ranks together reach"
-    )
-    device = "" if device_samples_per_s is None else f", the devices {_rate(device_samples_per_s)}"
-    in_turn = "" if is_overlapped else "; without workers the two take turns"
-    return f"{reach} {_rate(loader_samples_per_s)}{device}{in_turn}"
+    text = f"the loaders of the {ranks} ranks together reach"
+    if ranks == 1:
+        text = "the loader alone reaches"
+    text += f" {format_throughput(loader_samples_per_s)}"
+    if device_samples_per_s is not None:
+        text += f", the devices {format_throughput(device_samples_per_s)}"
+    if not is_overlapped:
+        text += "; without workers, loading and training alternate"
+    return text
 
 
 @message
 def uneven_rank_evidence(*, ranks: Sequence[UnevenRank]) -> str:
     return "; ".join(
         f"rank {one['rank']} ({one['device']}): its {one['side']} alone reaches "
-        f"{format_fraction(one['fraction'])} of "
-        "the others'"
+        f"{format_fraction(one['fraction'])} of the others'"
         for one in ranks
     )
 

@@ -1,4 +1,4 @@
-"""Messages on a recommendation: why it was chosen, what its stress run showed, and how much memory it needs."""
+"""Write the notes of a search: its end, candidates left out, the precision guard, recommendation, memory."""
 
 from __future__ import annotations
 
@@ -15,9 +15,6 @@ from autotune.messages.units import (
     format_short_time,
 )
 from autotune.note import Note
-
-# Messages of a search: why it ended, what it left out, and where its first trials came from.
-
 
 # Why no further trial ran, as clauses after "Stopped: ".
 
@@ -36,8 +33,7 @@ def most_trials(trials: int) -> str:
 def starts_are_slow(trials_s: float, build_s: float) -> str:
     return (
         f"building the workload takes {format_duration(build_s)}, so trials ran for "
-        f"{format_duration(trials_s)}; "
-        "set a number of trials or a time-out for more"
+        f"{format_duration(trials_s)}; set a number of trials or a time-out for more"
     )
 
 
@@ -45,8 +41,7 @@ def starts_are_slow(trials_s: float, build_s: float) -> str:
 def costs_more_than_it_saves(trial_s: float, gain_s: float, training_s: float) -> str:
     return (
         f"another trial takes {format_duration(trial_s)}, but is expected to save only "
-        f"{format_duration(gain_s)} of "
-        f"the {format_duration(training_s)} of training still to come"
+        f"{format_duration(gain_s)} of the {format_duration(training_s)} of training still to come"
     )
 
 
@@ -119,8 +114,7 @@ def would_tell_nothing() -> str:
 def trials_shared(build_s: float, is_brief: bool, assumed_hours: float | None) -> str:
     text = (
         f"Building the workload takes {format_duration(build_s)}: trials shared a process that "
-        f"built it once; "
-        "repeated runs had processes of their own."
+        "built it once; repeated runs had processes of their own."
     )
     if is_brief:
         text += " The search was kept short, with few trials and runs."
@@ -134,8 +128,7 @@ def trials_shared(build_s: float, is_brief: bool, assumed_hours: float | None) -
 def training_hours_unused(training_hours: float) -> str:
     return (
         f"budget.training_hours ({training_hours}) was not used: it only ends a search that may "
-        f"stop by itself, "
-        "with method model."
+        "stop by itself, with method model."
     )
 
 
@@ -155,11 +148,9 @@ def host_bound(
         times.append(f"fetching it from the loader takes {format_short_time(take_s)}")
     pinned = "" if is_pinned else ", pinned memory"
     text = (
-        f"The host limits the recommended settings: the device waits for it "
-        f"{format_fraction(host_fraction)} of "
-        f"the time. {'; '.join(times)}. Larger micro batches, a fused optimizer{pinned} and CUDA "
-        f"graphs reduce the "
-        "host's work."
+        "The host limits the recommended settings: the device waits for it "
+        f"{format_fraction(host_fraction)} of the time. {'; '.join(times)}. Larger micro batches, "
+        f"a fused optimizer{pinned} and CUDA graphs reduce the host's work."
     )
     if not has_compiled:
         text += " torch.compile was not tried: to try it, list compile: [false, true] in the space."
@@ -198,7 +189,7 @@ def setting_left_out(setting: str, values: Sequence[str], failures: int, reason:
 def warm_start(source: str, configurations: int, differences: Sequence[str] | None) -> str:
     text = f"Warm start: {format_count(configurations, 'configuration')} of {source} ran first"
     if configurations == 0:
-        text = f"Warm start: {source} has nothing that this space allows besides your own settings"
+        text = f"Warm start: {source} has no configuration that this space allows, except yours"
     if differences is not None:
         text += f"; its throughputs do not apply here ({_list_differences(differences)})"
     return f"{text}."
@@ -208,8 +199,7 @@ def warm_start(source: str, configurations: int, differences: Sequence[str] | No
 def found_elsewhere(path: str, differences: Sequence[str]) -> str:
     return (
         f"{path} was found on another machine ({_list_differences(differences)}) and may not be "
-        f"the fastest here: "
-        "search again, or try it first with warm_start."
+        "the fastest here: search again, or try it first with warm_start."
     )
 
 
@@ -231,8 +221,7 @@ def search_resumed(has_command: bool) -> str:
         unknown = "What the script imports and the content of the data were not compared"
     return (
         f"This search continues an earlier one in its folder: {same}. {unknown}; after a change "
-        f"there, start over with "
-        "--fresh (fresh=True)."
+        "there, start over with --fresh (fresh=True)."
     )
 
 
@@ -241,14 +230,13 @@ def file_damaged(name: str, reason: str) -> str:
     return f"{name} in the run folder was damaged; its content is read from the study or measured again: {reason}"
 
 
-# Messages of the precision guard: why a precision was refused, or could not be compared with
-# float32. Clauses.
+# Why the precision guard refused a precision or could not compare it with float32: clauses.
 
 
 @message
 def precision_not_compared(reason: Note | str | None, log: str | None) -> str:
     where = "" if log is None else f" (log: {log})"
-    return f"precision guard could not run: {reason or 'no figures came'}{where}"
+    return f"precision guard could not run: {reason or 'it returned no figures'}{where}"
 
 
 @message
@@ -270,8 +258,7 @@ def loss_not_finite(loss: str, step: int, steps: int) -> str:
 def steps_skipped(last_skipped: int, last: int, skipped: int, attempts: int) -> str:
     return (
         f"the GradScaler still skipped {last_skipped} of the last {last} steps because gradients "
-        f"were not finite "
-        f"({skipped} of {attempts} in total)"
+        f"were not finite ({skipped} of {attempts} in total)"
     )
 
 
@@ -279,9 +266,8 @@ def steps_skipped(last_skipped: int, last: int, skipped: int, attempts: int) -> 
 def losses_deviate(steps: int, deviation_fraction: float, allowed_fraction: float) -> str:
     return (
         f"over {steps} steps from the same weights and batches the losses deviate from float32's "
-        f"by "
-        f"{100 * deviation_fraction:.1f} % of their mean; at most {100 * allowed_fraction:.1f} % "
-        f"is allowed"
+        f"by {100 * deviation_fraction:.1f} % of their mean; at most {100 * allowed_fraction:.1f} "
+        "% is allowed"
     )
 
 
@@ -294,8 +280,7 @@ def gradient_not_finite() -> str:
 def gradients_differ(cosine: float, least_cosine: float) -> str:
     return (
         f"the first step's gradient has a cosine of {cosine:.3f} with float32's, but must have at "
-        f"least "
-        f"{least_cosine:.2f}"
+        f"least {least_cosine:.2f}"
     )
 
 
@@ -328,8 +313,7 @@ def nothing_beats_baseline(
 @message
 def simplest_of_the_best(best_trial: int, rate_fraction: float) -> str:
     return (
-        f"Simplest of the configurations that are as good as the fastest (trial {best_trial}): "
-        f"over all runs it "
+        f"Simplest configuration as good as the fastest (trial {best_trial}): over all runs it "
         f"reaches {100 * rate_fraction:.1f} % of its throughput."
     )
 
@@ -338,12 +322,14 @@ def simplest_of_the_best(best_trial: int, rate_fraction: float) -> str:
 def best_believed(configurations: int, is_outrun: bool, leaves_out_larger: bool) -> str:
     usable = "usable ones of the " if is_outrun else ""
     larger = " without a larger global batch" if leaves_out_larger else ""
-    return f"Fastest over all runs of the {usable}{configurations} configurations measured{larger}."
+    return (
+        f"Fastest of the {usable}{configurations} configurations measured{larger}, over all runs."
+    )
 
 
 @message
 def proven(least_fraction: float, runs: int, baseline_runs: int) -> str:
-    text = f"Proven by {format_count(runs, 'run')} of it and {baseline_runs} of the baseline"
+    text = f"Proven by {format_count(runs, 'run')} against {baseline_runs} of the baseline"
     if least_fraction >= 0.01:
         text += f": at least {format_fraction(least_fraction)} faster"
     return f"{text}."
@@ -352,9 +338,9 @@ def proven(least_fraction: float, runs: int, baseline_runs: int) -> str:
 @message
 def not_proven(gain_fraction: float, runs: int, baseline_runs: int) -> str:
     return (
-        f"Not proven: after {format_count(runs, 'run')} of it and {baseline_runs} of the baseline, "
-        f"it is faster than "
-        f"the baseline with a probability of {format_fraction(min(gain_fraction, 0.99))}."
+        "Not proven: faster than the baseline with a probability of "
+        f"{format_fraction(min(gain_fraction, 0.99))}, by {format_count(runs, 'run')} against "
+        f"{baseline_runs} of the baseline."
     )
 
 
@@ -408,7 +394,7 @@ def stress_over_limit(
     median_item_bytes: float,
     items_seen: int,
 ) -> str:
-    # One process ran; what all ranks take together follows from it.
+    # one process ran: the peak of all ranks is calculated from it
     group = ""
     if peak_bytes > own_bytes:
         of_whom = "a rank" if ranks == 1 else f"{ranks} ranks"
@@ -418,17 +404,15 @@ def stress_over_limit(
         group += ","
     return (
         f"Trial {trial} is not recommended, because it failed on the largest samples: peak memory "
-        f"must stay within "
-        f"{format_bytes(limit_bytes)}, but was {format_bytes(own_bytes)}{group} in {steps} steps "
-        f"with samples of up to "
-        f"{largest_item_bytes:,} bytes (median {median_item_bytes:,.0f}, of {items_seen:,} "
-        f"measured)"
+        f"must stay within {format_bytes(limit_bytes)}, but was {format_bytes(own_bytes)}{group} "
+        f"in {steps} steps with samples of up to {largest_item_bytes:,} bytes (median "
+        f"{median_item_bytes:,.0f}, of {items_seen:,} measured)"
     )
 
 
 @message
 def stress_not_tried(trial: int) -> str:
-    return f"Trial {trial} is not recommended: it was not tested on the largest samples, on which others have failed."
+    return f"Trial {trial} is not recommended: it was not tested on the largest samples, on which others failed."
 
 
 @message
@@ -440,9 +424,8 @@ def stress_remark(trial: int, remark: Note) -> str:
 def stress_thrashing(trial: int, alloc_retries: int | None, later_steps: int) -> str:
     return (
         f"Trial {trial} barely fits on the largest samples: the allocator released its cache "
-        f"{alloc_retries} times in "
-        f"{later_steps} steps after the first, and waits for the device each time. A smaller micro "
-        f"batch avoids that."
+        f"{alloc_retries} times in {later_steps} steps after the first, and waits for the device "
+        "each time. A smaller micro batch avoids that."
     )
 
 
@@ -450,8 +433,8 @@ def stress_thrashing(trial: int, alloc_retries: int | None, later_steps: int) ->
 def stress_near_limit(trial: int, ranks: int, peak_bytes: int, limit_bytes: int) -> str:
     return (
         f"Trial {trial} may use up to {format_bytes(peak_bytes)} of {format_bytes(limit_bytes)} on "
-        f"the largest "
-        f"samples, less if its {ranks} ranks share memory: watch the memory in its first epoch."
+        f"the largest samples, less if its {ranks} ranks share memory: watch the memory in its "
+        "first epoch."
     )
 
 
@@ -495,8 +478,8 @@ def memory_growth(
     text = (
         f"{memory} grew in the {settings}: by {format_bytes(bytes_per_batch)} a batch (± "
         f"{format_bytes(half_width_bytes)}, over {format_duration(seconds)}). At this pace it "
-        f"reaches the limit after "
-        f"{batches_to_limit:,} batches, or {format_duration(limit_within_s)} of training."
+        f"reaches the limit after {batches_to_limit:,} batches, or "
+        f"{format_duration(limit_within_s)} of training."
     )
     if is_first_epoch:
         text += " The window lay in the first epoch: if the dataset caches what it reads, the growth ends with it."

@@ -1,4 +1,4 @@
-"""Messages on the space: settings without an effect, narrowed ranges, and the learning rate at another batch."""
+"""Write the notes on the space, the learning rate, the workload, and a script that is tuned."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ _NO_EFFECT = {
     "tf_data": "a tf.data pipeline has threads instead of workers, and starts them in each epoch",
     "no_affinity": (
         "processes can only be bound to cores on Linux, with CUDA or ROCm devices or on the CPU, "
-        "and the device is "
-        "{device}"
+        "and the device is {device}"
     ),
     "one_numa_node": "the cores here belong to one NUMA node, and there are no ranks to divide them among",
     "no_buffers": "the model has no buffers",
 }
-"""Why a setting has no effect, by the codes of space.constraints."""
+"""Reason why a setting has no effect, by the codes of `space.constraints`."""
 
 
 @message
@@ -46,8 +45,8 @@ def malloc(switches: Sequence[str], is_ours: bool) -> str:
         return f"Trials run with your malloc settings: {', '.join(switches)}."
     return (
         "All trials, including the baseline, ran with malloc trimming off. To reach the same "
-        "throughput in training, "
-        f"most of all on a CPU, start it with: env {' '.join(switches)} python train.py"
+        f"throughput in training, most of all on a CPU, start it with: env {' '.join(switches)} "
+        "python train.py"
     )
 
 
@@ -55,8 +54,7 @@ def malloc(switches: Sequence[str], is_ours: bool) -> str:
 def reserve(reserve_bytes: int, trial_bytes: int) -> str:
     return (
         f"Trials may use {format_bytes(trial_bytes)}: objective.reserve keeps "
-        f"{format_bytes(reserve_bytes)} of the "
-        "memory limit free."
+        f"{format_bytes(reserve_bytes)} of the memory limit free."
     )
 
 
@@ -73,19 +71,18 @@ def precision_not_native(device: str, precisions: Sequence[str]) -> str:
 @message
 def dataset_not_sharded(most_workers: int | None) -> str:
     text = "The iterable dataset is not sharded, so each further worker would repeat the data"
-    if most_workers is not None:
-        text += f"; num_workers stayed within {most_workers}"
-    text += ". Shard it by torch.utils.data.get_worker_info()."
-    return text if most_workers is not None else f"{text} The choices given were kept."
+    remedy = "Shard it by torch.utils.data.get_worker_info()."
+    if most_workers is None:
+        return f"{text}. {remedy} The choices given were kept."
+    return f"{text}; num_workers stayed within {most_workers}. {remedy}"
 
 
 @message
 def tf_data() -> str:
     return (
         "A tf.data pipeline loads the data: num_workers is its num_parallel_calls (0: sequential) "
-        "and its threads, "
-        "prefetch_factor its prefetch buffer in batches. Use the same loader in your own loop: "
-        "TfData(build).loader(config)."
+        "and its threads, prefetch_factor its prefetch buffer in batches. Use the same loader in "
+        "your own loop: TfData(build).loader(config)."
     )
 
 
@@ -93,15 +90,13 @@ def tf_data() -> str:
 def out_of_order_tried(slow_tail_fraction: float | None) -> str:
     why = ""
     if slow_tail_fraction is not None:
+        share = format_fraction(slow_tail_fraction)
         why = (
-            f", because {format_fraction(slow_tail_fraction)} of the sampled items' time went into "
-            f"items slower than 8 "
-            "times the median"
+            f", because {share} of the sampled items' time went into items over 8 times the median"
         )
     return (
         f"in_order: false was tried{why}. It changes the order of the batches: two runs with the "
-        f"same seed are not "
-        "bit-identical. To keep the order, write space: {in_order: true}."
+        "same seed are not bit-identical. To keep the order, write space: {in_order: true}."
     )
 
 
@@ -123,8 +118,7 @@ def trials_stay_on_named_device(device: str) -> str:
 def unlike_devices(devices: Sequence[str]) -> str:
     return (
         f"The devices differ ({', '.join(devices)}): a group trains as fast as the slowest one, "
-        f"and fits only what the "
-        "smallest one holds."
+        "and fits only what the smallest one holds."
     )
 
 
@@ -132,8 +126,7 @@ def unlike_devices(devices: Sequence[str]) -> str:
 def unused_parameters_not_searched() -> str:
     return (
         "One step left parameters without a gradient: without ddp.find_unused_parameters=True only "
-        "a static graph runs "
-        "under strategy 'ddp'. The choices given were kept."
+        "a static graph runs under strategy 'ddp'. The choices given were kept."
     )
 
 
@@ -141,8 +134,7 @@ def unused_parameters_not_searched() -> str:
 def hooks_change_gradients(hooks: Sequence[str]) -> str:
     return (
         f"ddp.comm_hook {', '.join(hooks)} changes the gradients when they are exchanged, and the "
-        f"precision guard does "
-        "not compare that: compare the validation metric once."
+        "precision guard does not compare that: compare the validation metric once."
     )
 
 
@@ -150,8 +142,7 @@ def hooks_change_gradients(hooks: Sequence[str]) -> str:
 def fp16_hook_overflows(precisions: Sequence[str]) -> str:
     return (
         "ddp.comm_hook fp16 makes gradients above 65,504 infinite before they are averaged, and "
-        "those below 6e-8 zero; "
-        f"no GradScaler prevents that in {', '.join(precisions)}."
+        f"those below 6e-8 zero; no GradScaler prevents that in {', '.join(precisions)}."
     )
 
 
@@ -165,8 +156,7 @@ def spread_without_effect(hosts: int) -> str:
 def world_size_capped(most: int, devices: int, hosts: int) -> str:
     return (
         f"world_size stayed within {most} of the {devices} devices of {hosts} hosts: with more, a "
-        f"rank would get no "
-        "sample of the largest global batch. List world_size to try more."
+        "rank would get no sample of the largest global batch. List world_size to try more."
     )
 
 
@@ -192,8 +182,7 @@ def lr_rule_unknown(optimizer: str) -> str:
 def lr_warm_up(epochs: int) -> str:
     return (
         f"Raise the learning rate from the old to the new value over the first {epochs} epochs "
-        f"(gradual warm-up, Goyal "
-        "et al. 2017), and compare the validation metric once."
+        "(gradual warm-up, Goyal et al. 2017), and compare the validation metric once."
     )
 
 
@@ -201,12 +190,11 @@ def lr_warm_up(epochs: int) -> str:
 def betas_unchanged(betas: Sequence[float], batch_ratio: float) -> str:
     return (
         f"Leave the betas ({', '.join(map(str, betas))}): they can't follow a batch "
-        f"{batch_ratio:g} times as large, "
-        "where k * (1 - beta) must be below 1."
+        f"{batch_ratio:g} times as large, where k * (1 - beta) must be below 1."
     )
 
 
-# Messages on another framework's own file that a baseline was read from.
+# A framework's own file that the baseline was read from.
 
 
 FileReason = Literal["other_optimizer", "no_fused_optimizer", "no_binding"]
@@ -231,8 +219,7 @@ def taken_by_default(path: str, title: str, values: Sequence[str]) -> str:
 def ddp_without_ranks(path: str, names: Sequence[str]) -> str:
     return (
         f"{path}: not read: {', '.join(names)}: needs baseline.strategy: ddp and "
-        f"baseline.world_size, which this file "
-        "does not have"
+        "baseline.world_size, which this file does not have"
     )
 
 
@@ -251,7 +238,7 @@ def not_read_over(
     return f"{name} of the framework's file is left out of the baseline: {why}."
 
 
-# Messages on the workload: what the baseline was read from, and what was observed of a script.
+# The workload.
 
 
 @message
@@ -259,10 +246,8 @@ def default_optimizer(trainable_parameters: int, adam_bytes: int) -> str:
     return (
         "No optimizer was given: trials train with SGD, which keeps no state. Adam and AdamW need "
         f"{format_bytes(adam_bytes)} more memory on each device (8 bytes for each of "
-        f"{trainable_parameters:,} "
-        "trainable parameters), so the recommended settings may run out of memory with them. Give "
-        "your own as "
-        "workload.optimizer or optimizer=."
+        f"{trainable_parameters:,} trainable parameters), so the recommended settings may run out "
+        "of memory with them. Give your own as workload.optimizer or optimizer=."
     )
 
 
@@ -270,31 +255,32 @@ def default_optimizer(trainable_parameters: int, adam_bytes: int) -> str:
 def batch_follows_budget(max_tokens: int, samples: float) -> str:
     return (
         "The batch sampler fills a token budget: max_tokens is searched, and micro_batch_size "
-        "follows it. At your "
-        f"{max_tokens:,} tokens a batch holds {samples:.3g} samples on average."
+        f"follows it. At your {max_tokens:,} tokens a batch holds {samples:.3g} samples on average."
     )
 
 
-# What was read from the user's own objects.
+# The user's own objects.
 
 
 @message
 def baseline_from_objects(settings: Sequence[str], has_loader: bool) -> str:
-    sources = ["loader"] if has_loader else []
-    if {"lr", "fused"} & {*settings}:
+    sources = []
+    if has_loader:
+        sources.append("loader")
+    if "lr" in settings or "fused" in settings:
         sources.append("optimizer")
     if "cudnn_benchmark" in settings:
         sources.append("code")
     names = " and ".join(sources or ["optimizer"])
-    return f"The baseline is what your {names} {'are' if len(sources) > 1 else 'is'} set to ({', '.join(settings)})."
+    return f"The baseline was read from your {names}: {', '.join(settings)}."
 
 
 @message
 def batches_are_fixed(size: int) -> str:
     return (
         f"The batch size stays at {size}: your loader's dataset or its own batch sampler makes the "
-        f"batches. To search "
-        'it, give a loader with batch_size=, or loader={"batch_sampler": a function of (dataset, batch_size)}.'
+        "batches. To search it, give a loader with batch_size=, or "
+        'loader={"batch_sampler": a function of (dataset, batch_size)}.'
     )
 
 
@@ -312,20 +298,18 @@ def beside_training(framework: str, names: Sequence[str]) -> str:
 def epoch_not_taken(batches: int) -> str:
     return (
         f"Your loader ends an epoch after {batches} batches (with_epoch); trials continue until "
-        f"its dataset ends, and "
-        "restart it only then."
+        "its dataset ends, and restart it only then."
     )
 
 
-# What was observed of a script.
+# A script.
 
 
 @message
 def script_overrides_baseline(settings: Sequence[str]) -> str:
     return (
         f"The baseline is what the script does by itself: your values of {', '.join(settings)} "
-        f"have no effect. To give "
-        "a setting's value, put it into the command as a placeholder, such as {lr}."
+        "have no effect. To set a value, put it into the command as a placeholder, such as {lr}."
     )
 
 
@@ -339,8 +323,8 @@ def files_left(files: Sequence[str], count: int) -> str:
     more = ", ..." if count > len(files) else ""
     return (
         f"Trials of the script leave files or folders behind ({count}): {', '.join(files)}{more}. "
-        f"autotune did not "
-        "remove them, because another program may have created them or removing failed."
+        "autotune did not remove them, because another program may have created them or removing "
+        "failed."
     )
 
 
@@ -359,7 +343,7 @@ _UNREACHED = {
     "no_module": "no module was seen to train",
     "in_the_script": "only the script itself can change it",
 }
-"""Why a setting of a script is out of reach, by the codes of worker.attach."""
+"""Reason why a setting of a script is out of reach, by the codes of `worker.attach`."""
 
 
 @message
@@ -375,8 +359,7 @@ def outside_training(seconds: float, epochs: int) -> str:
     between = f" between {epochs} epochs" if epochs else ""
     return (
         f"The script spent {seconds:.1f} s of the measurement outside training, such as on an "
-        f"evaluation{between}: the "
-        "throughput excludes that."
+        f"evaluation{between}: the throughput excludes that."
     )
 
 
@@ -384,10 +367,8 @@ def outside_training(seconds: float, epochs: int) -> str:
 def other_training(place: str, seconds: float, waiting: float) -> str:
     return (
         f"The script also trains on another loader, created in {place}: {seconds:.1f} s of the "
-        f"measurement, of which "
-        f"it waited {format_fraction(waiting)} for data. The throughput excludes that, and the "
-        f"settings are not for "
-        "that loader."
+        f"measurement, of which it waited {format_fraction(waiting)} for data. The throughput "
+        "excludes that, and the settings are not for that loader."
     )
 
 
@@ -396,8 +377,7 @@ def training_moved(place: str, batch_size: int | None) -> str:
     batches = f" with batches of {batch_size}" if batch_size else ""
     return (
         f"The script moved on to another loader, created in {place}{batches}: that one was "
-        f"measured, with its own "
-        "settings."
+        "measured, with its own settings."
     )
 
 

@@ -1,4 +1,4 @@
-"""Messages on trials: how they start, what disturbed a window, what was not measured."""
+"""Write the notes of trials: how they start, what disturbed a window, what was not measured."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from autotune.note import Note
 
 
 def on_ranks(note: Note, ranks: list[int]) -> Note:
-    """Return a note that holds for these ranks only, not for all of a trial's."""
+    """Return the note restricted to these ranks, not all of a trial's."""
     figures = {**note.figures, "on_ranks": [*ranks]}
     return Note(code=note.code, figures=figures, text=f"rank {', '.join(map(str, ranks))}: {note}")
 
@@ -23,8 +23,7 @@ def on_ranks(note: Note, ranks: list[int]) -> Note:
 def trials_cannot_share() -> str:
     return (
         "Each trial builds the workload again, so it starts more slowly: a configuration failed in "
-        "a process that had "
-        "run others before, and ran in a process of its own. A dataset that can be read only once "
+        "a reused process, but ran in a process of its own. A dataset that can be read only once "
         "causes this."
     )
 
@@ -51,10 +50,8 @@ def not_preloaded(
 def forks_cannot_open_device(devices: str) -> str:
     return (
         "Each trial starts its own interpreter, which takes some seconds: a package that torch "
-        "loads by itself has "
-        f"opened {devices}, which a fork can't open after that. Set "
-        f"TORCH_DEVICE_BACKEND_AUTOLOAD=0 if you don't need "
-        "that package."
+        f"loads automatically opened {devices}, which a fork then can't open. Set "
+        "TORCH_DEVICE_BACKEND_AUTOLOAD=0 if you don't need that package."
     )
 
 
@@ -62,8 +59,8 @@ def forks_cannot_open_device(devices: str) -> str:
 def another_search(pid: int, user: str, command: str) -> str:
     return (
         f"Another search runs on this machine: process {pid} of {user} ({command}). The two "
-        f"compete for cores, memory "
-        "and devices: throughput is lower than alone, and another setting may be the best."
+        "compete for cores, memory and devices: throughput is lower than alone, and another "
+        "setting may be the best."
     )
 
 
@@ -76,14 +73,13 @@ def host_not_used(host: str, reason: str) -> str:
 def torch_without_cuda(gpu: str, torch: str) -> str:
     return (
         f"Training runs on the CPU: there is an {gpu} GPU, but torch {torch} is built without "
-        f"CUDA. Install a torch "
-        "with CUDA to train on the GPU."
+        "CUDA. Install a torch with CUDA to train on the GPU."
     )
 
 
 @message
 def launches_wait(variable: str) -> str:
-    return f"Unset {variable}: with it each launch waits for its kernel, which slows any training."
+    return f"Unset {variable}: it makes each launch wait for its kernel, which slows training."
 
 
 # What disturbed a trial.
@@ -92,20 +88,16 @@ def launches_wait(variable: str) -> str:
 @message
 def window_stopped() -> str:
     return (
-        "A process of the trial was stopped for some of the window (SIGSTOP, a debugger, a batch "
-        "system): the "
-        "throughput is too low by that share."
+        "A process of the trial was paused during the window (SIGSTOP, a debugger, a batch "
+        "system): the throughput is too low by that share."
     )
 
 
 @message
 def rerun_after_signal(why: Literal["killed", "stopped"]) -> str:
-    what = (
-        "stopped for a while"
-        if why == "stopped"
-        else "killed, neither by autotune nor for its memory"
-    )
-    return f"The trial was run again: one of its processes was {what}."
+    if why == "stopped":
+        return "The trial was run again: one of its processes was paused."
+    return "The trial was run again: one of its processes was killed, but not by autotune or for its memory."
 
 
 @message
@@ -120,8 +112,7 @@ def stopped_early(
     interval = f" ± {half_width:,.0f}" if half_width else ""
     return (
         f"stopped early: {samples_per_s:,.0f}{interval} samples/s is below the "
-        f"{threshold_samples_per_s:,.0f} needed "
-        f"to compete with trial {threshold_number}"
+        f"{threshold_samples_per_s:,.0f} needed to compete with trial {threshold_number}"
     )
 
 
@@ -143,7 +134,7 @@ _STAGES = {
     "copy": "copying a batch",
     "pinned_copy": "copying a pinned batch",
 }
-"""What is measured after a window, by the codes that records hold."""
+"""Measurements after a window, by their codes in records."""
 
 
 @message
@@ -220,7 +211,7 @@ def largest_samples_not_batched(cause: str) -> str:
     return f"The largest samples can't be put into one batch ({cause})."
 
 
-# Switches of the environment that change precision.
+# Environment variables that change precision.
 
 
 @message
@@ -232,20 +223,18 @@ def tf32_forbidden(variable: str) -> str:
 def float32_unknown(variable: str) -> str:
     return (
         f"Unset {variable}=1 to compare precisions with float32: NVIDIA documents only 0, so the "
-        f"precision in which "
-        "its libraries compute float32, the reference included, is unknown."
+        "precision in which its libraries compute float32, the reference included, is unknown."
     )
 
 
-# Notes on a device's and a host's conditions during a window.
+# Conditions of the host and the device during a window.
 
 
 @message
 def cores_taken(*, others_cores: float, cores: int) -> str:
     return (
         f"Other programs used {others_cores:.1f} of the {format_count(cores, 'core')} during the "
-        f"window: throughput is "
-        "lower than on a quiet machine, most of all where threads wait for each other."
+        "window, which lowers the throughput, most of all where threads wait for each other."
     )
 
 
@@ -262,15 +251,11 @@ def clock_moved(*, first_mhz: int, last_mhz: int) -> str:
 
 @message
 def others_on_device(*, held_bytes: int, busy_fraction: float | None) -> str:
-    busy = ""
-    if busy_fraction is not None:
-        busy = (
-            f", and kept it busy for {format_fraction(busy_fraction)} of the time: throughput is "
-            f"lower than on a "
-            "device of its own"
-        )
-    held = format_bytes(held_bytes)
-    return (
-        f"Before the first trial other processes held {held} of the device's memory, which counts "
-        f"in every peak{busy}."
+    text = (
+        f"Before the first trial, other processes held {format_bytes(held_bytes)} of the device's "
+        "memory, which counts in every peak"
     )
+    if busy_fraction is not None:
+        share = format_fraction(busy_fraction)
+        text += f", and kept it busy for {share} of the time, which lowers the throughput"
+    return f"{text}."

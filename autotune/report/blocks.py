@@ -1,4 +1,4 @@
-"""The blocks that a report is made of, free of markup: paragraphs, tables, plots, and plots as tables."""
+"""Build the blocks of a report, free of markup: paragraphs, tables, plots, and plots as tables."""
 
 from __future__ import annotations
 
@@ -24,24 +24,20 @@ from autotune.records.trial import TrialRecord
 from autotune.report.figures import Column, Role, role_of
 from autotune.report.words import PART_NAMES
 
-# What the report's plots show, as plain numbers: throughput by batch and by workers, memory by
-# batch, the history.
-#
-# Comes in: a RunSummary, its columns and fitted memory lines. Goes out: Plots, which `drawing`
-# draws and `tables` lists row by row. A trial that measured nothing is a mark without a height; a
-# drawing has it on the axis, to show where trials fail.
-
+# Plots as plain numbers: throughput by batch and by workers, memory by batch, the history.
+# `drawing` draws them, `plot_blocks` lists them row by row. A trial without a measurement is a mark
+# without a height; a drawing shows it on the axis, to show where trials fail.
 
 Fate = Literal["feasible", "over_memory", "failed"]
 Quantity = Literal["rate", "memory", "score"]
-"""What stands on a y axis: samples/s, GiB of the highest memory, the score."""
+"""Quantity on the y axis: samples/s, peak memory in GiB, or the score."""
 
 _LEVEL_IN_SIGHT = 1.6
-"""A ceiling higher than this many times the fastest trial is named below the plot: drawn, it would
-flatten the marks. Our convention."""
+"""A ceiling over this many times the fastest trial is named in the caption, since drawing it would
+flatten the marks. Source: our convention."""
 BYTES_PER_GIB = 2**30
 _TREND_STEPS = 24
-"""Points of a fitted line: our convention, a straight line with a smooth error band."""
+"""Points of a fitted line, for a smooth error band. Source: our convention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +46,7 @@ class Mark:
 
     x: float
     y: float | None
-    """None where nothing was measured."""
+    """None if nothing was measured."""
     amp_dtype: AmpDtype
     fate: Fate
     role: Role
@@ -68,7 +64,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trend:
-    """A fitted line, with what it may be off by."""
+    """A fitted line with its error band."""
 
     amp_dtype: AmpDtype
     points: tuple[tuple[float, float, float], ...]
@@ -84,16 +80,15 @@ class Plot:
     x_label: str
     quantity: Quantity
     caption: str = ""
-    """What there is to know, in a sentence or two that hold for a drawing and for a table; "" for
-    nothing."""
+    """A sentence or two that apply to a drawing and to a table."""
     marks: tuple[Mark, ...]
-    """Every trial; none where no trial measured anything."""
+    """Every trial; empty if no trial measured anything."""
     levels: tuple[Level, ...] = ()
     trends: tuple[Trend, ...] = ()
     best_so_far: tuple[tuple[float, float], ...] = ()
-    """(trial that counts, best score up to it), drawn as steps."""
+    """(number of a feasible trial, best score up to it), drawn as steps."""
     is_log: bool = False
-    """Powers of two on the x axis."""
+    """The x axis has powers of two."""
 
 
 def list_plots(
@@ -102,18 +97,17 @@ def list_plots(
     lines: Sequence[MemoryLine],
     about_lines: str = "",
 ) -> dict[Quantity, tuple[Plot, ...]]:
-    """Every plot by what it shows; one by the loader's workers where their number varied.
+    """Return every plot by its quantity.
 
     Args:
-        summary: the search.
-        columns: baseline and recommended settings, of which the latter's ceilings are shown.
-        lines: the fitted memory lines to draw.
-        about_lines: what to know of them; "" or with a space before.
+        summary: The search.
+        columns: Its configurations; the recommended one's ceilings are shown.
+        lines: The fitted memory lines to draw.
+        about_lines: Remarks on them; "" or with a leading space.
     """
     settings = ["micro_batch_size"]
-    if (
-        len({trial.config.num_workers for trial in summary.trials}) > 1
-    ):  # one number of them would be one upright line
+    # a single number of workers would be a vertical line
+    if len({trial.config.num_workers for trial in summary.trials}) > 1:
         settings.append("num_workers")
     return {
         "rate": tuple(_rates(summary, columns, setting) for setting in settings),
@@ -123,36 +117,46 @@ def list_plots(
 
 
 def _rates(summary: RunSummary, columns: Sequence[Column], setting: str) -> Plot:
-    is_batch = setting == "micro_batch_size"
     marks = _marks(summary, "rate", setting)
     levels, caption = _ceilings(summary, columns, marks)
-    return Plot(
-        name="rate-by-batch" if is_batch else "rate-by-workers",
-        title=f"Throughput against {'batch size' if is_batch else 'loader workers'}",
-        x_label="micro batch" if is_batch else setting,
+    plot = Plot(
+        name="rate-by-batch",
+        title="Throughput by batch size",
+        x_label="micro batch",
         quantity="rate",
-        caption=f"Rates are those of the search's trials, one run each.{caption}",
+        caption=f"Throughput of each trial's first run.{caption}",
         marks=marks,
         levels=levels,
-        is_log=is_batch,
+        is_log=True,
+    )
+    if setting == "micro_batch_size":
+        return plot
+    return replace(
+        plot,
+        name="rate-by-workers",
+        title="Throughput by number of loader workers",
+        x_label=setting,
+        is_log=False,
     )
 
 
 def _memory(summary: RunSummary, lines: Sequence[MemoryLine], about_lines: str) -> Plot:
     marks = _marks(summary, "memory", "micro_batch_size")
+    captions = [f"Fitted lines are shown with their error.{about_lines}"] if lines else []
+    levels: tuple[Level, ...] = ()
     limit = summary.limit_bytes / BYTES_PER_GIB
-    is_near = limit <= _LEVEL_IN_SIGHT * _highest(marks)
-    far = "" if is_near else f" The limit of {show(summary.limit_bytes, 'bytes')} is far above."
+    if limit <= _LEVEL_IN_SIGHT * _highest(marks):
+        levels = (Level(label="limit", y=limit, is_limit=True),)
+    else:
+        captions.append(f"The limit of {show(summary.limit_bytes, 'bytes')} is far above.")
     return Plot(
         name="memory",
-        title="Memory against batch size",
+        title="Memory by batch size",
         x_label="micro batch",
         quantity="memory",
-        caption=f"Fitted lines are shown with their error.{about_lines}{far}"
-        if lines
-        else far.strip(),
+        caption=" ".join(captions),
         marks=marks,
-        levels=(Level(label="limit", y=limit, is_limit=True),) if is_near else (),
+        levels=levels,
         trends=tuple(_trend(line, summary) for line in lines),
     )
 
@@ -161,36 +165,31 @@ def _history(summary: RunSummary) -> Plot:
     marks = _marks(summary, "score")
     counted = [(mark.x, mark.y) for mark in marks if mark.y is not None and mark.fate == "feasible"]
     highest = accumulate((score for _, score in counted), max)
+    caption = "No trial ran well."
+    if counted:
+        caption = "The best so far counts only trials that ran well within the limit."
     failed = sum(mark.y is None for mark in marks)
-    line = (
-        "The best so far is among trials that ran well within the limit."
-        if counted
-        else "No trial ran well."
-    )
-    without = f" Without a score: {format_count(failed, 'trial')}." if failed else ""
+    if failed:
+        caption += f" Without a score: {format_count(failed, 'trial')}."
     return Plot(
         name="history",
         title="Score of each trial",
         x_label="trial",
         quantity="score",
-        caption=line + without,
+        caption=caption,
         marks=marks,
         best_so_far=tuple(zip((number for number, _ in counted), highest, strict=True)),
     )
 
 
 def _marks(summary: RunSummary, quantity: Quantity, setting: str = "") -> tuple[Mark, ...]:
-    """Each trial's, by a setting or by its number; none where no trial measured anything."""
+    """Return a mark for each trial, by a setting or by its number; none if no trial has a height."""
     marks = tuple(
         Mark(
             x=getattr(trial.config, setting) if setting else trial.number,
             y=_height(trial, quantity),
             amp_dtype=trial.config.amp_dtype,
-            fate="feasible"
-            if trial.is_feasible
-            else "over_memory"
-            if trial.outcome == "over_memory"
-            else "failed",
+            fate=_fate_of(trial),
             role=role_of(trial.number, summary),
         )
         for trial in summary.trials
@@ -198,16 +197,20 @@ def _marks(summary: RunSummary, quantity: Quantity, setting: str = "") -> tuple[
     return marks if any(mark.y is not None for mark in marks) else ()
 
 
+def _fate_of(trial: TrialRecord) -> Fate:
+    if trial.is_feasible:
+        return "feasible"
+    return "over_memory" if trial.outcome == "over_memory" else "failed"
+
+
 def _height(trial: TrialRecord, quantity: Quantity) -> float | None:
     if quantity == "score":
         return None if trial.score is None else trial.score.value
     if trial.measurement is None:
         return None
-    return (
-        trial.measurement.samples_per_s
-        if quantity == "rate"
-        else trial.measurement.peak_memory_bytes / BYTES_PER_GIB
-    )
+    if quantity == "rate":
+        return trial.measurement.samples_per_s
+    return trial.measurement.peak_memory_bytes / BYTES_PER_GIB
 
 
 def _highest(marks: Sequence[Mark]) -> float:
@@ -217,7 +220,7 @@ def _highest(marks: Sequence[Mark]) -> float:
 def _ceilings(
     summary: RunSummary, columns: Sequence[Column], marks: Sequence[Mark]
 ) -> tuple[tuple[Level, ...], str]:
-    """The recommended settings' ceilings: those in sight as lines; whose they are, and the others, in words."""
+    """Return the recommended settings' ceilings as lines, and a caption with those far above."""
     found = summary.recommendation
     figures = next(
         (known.figures for known in columns if found is not None and known.number == found.number),
@@ -232,13 +235,15 @@ def _ceilings(
         f"{level.label} {show(level.y, 'plain_rate')}" for level in levels if level not in near
     )
     words = " Ceilings are those of the recommended settings." if levels else ""
-    return near, words + f" Far above: {above} samples/s." * bool(above)
+    if above:
+        words += f" Far above: {above} samples/s."
+    return near, words
 
 
 def _trend(line: MemoryLine, summary: RunSummary) -> Trend:
-    """From the smallest batch measured to the largest tried of its kind, failed ones included.
+    """Return a line from its smallest measured batch to the largest tried of its kind.
 
-    Every batch that was tried in between has a point, whatever its precision.
+    Every batch tried in between has a point, whatever its precision.
     """
     tried = [trial.config for trial in summary.trials]
     first = line.batches[0]
@@ -253,39 +258,32 @@ def _trend(line: MemoryLine, summary: RunSummary) -> Trend:
     batches |= {
         config.micro_batch_size for config in tried if first <= config.micro_batch_size <= last
     }
-    told = ((batch, *line.predict(batch)) for batch in sorted(batches))
-    points = tuple(
-        (batch, peak / BYTES_PER_GIB, error / BYTES_PER_GIB) for batch, peak, error in told
-    )
-    return Trend(amp_dtype=line.config.amp_dtype, points=points)
+    points = []
+    for batch in sorted(batches):
+        peak, error = line.predict(batch)
+        points.append((batch, peak / BYTES_PER_GIB, error / BYTES_PER_GIB))
+    return Trend(amp_dtype=line.config.amp_dtype, points=tuple(points))
 
 
 def thin_out(values: Sequence[float], most: int) -> list[float]:
-    """So many of the values at the most, evenly among them, both ends included."""
+    """Return at most `most` of the values, evenly spaced by their places, both ends included."""
     gaps = min(most, len(values)) - 1
-    return (
-        [values[round(index * (len(values) - 1) / gaps)] for index in range(gaps + 1)]
-        if gaps > 0
-        else [*values]
-    )
+    if gaps <= 0:
+        return list(values)
+    return [values[round(index * (len(values) - 1) / gaps)] for index in range(gaps + 1)]
 
 
-# What a report is made of: sections of paragraphs, lists, tables, bars and plots, free of any
-# markup.
-#
-# Comes in: cells and facts by their names. Goes out: the blocks that `sections` fill, and that
-# every renderer lays out. Texts may hold anything that a user's code has said: each renderer makes
-# them plain in its own way.
+# The blocks that `sections` fill and renderers lay out. Texts may hold anything that a user's code
+# printed: each renderer makes them safe in its own way.
 
 
 MEASURED_BY = "measured by"
-"""Head of a column that a console, which has no room for it, shows in lines below the table."""
+"""Head of a column that a console, for want of room, shows in lines below the table."""
 _WORDS = (
     "advice device evidence outcome precision reason result searched setting settings value what"
 )
 TEXT_HEADS = frozenset({"", MEASURED_BY, *_WORDS.split()})
-"""Heads of the columns that hold text: they stand on the left and may wrap, figures stand on the
-right."""
+"""Heads of text columns, which are left-aligned and may wrap; figures are right-aligned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,27 +292,26 @@ class Paragraph:
 
     text: str
     is_warning: bool = False
-    """Without it the figures below are read wrongly."""
+    """Readers would misread the figures below without it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bullets:
-    """Sentences, each for itself."""
+    """A list of sentences."""
 
     sentences: tuple[str, ...]
     is_remark: bool = False
-    """On the table above: shown in smaller or paler type."""
+    """Footnotes of the table above, in smaller or paler type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Rows of cells below their heads; every row has as many cells as there are heads."""
+    """Rows of cells, one for each head."""
 
     heads: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     row_kinds: tuple[str, ...] = ()
-    """A word for each row that a layout may show it by: "baseline", "recommended", "failed",
-    "setting", or ""."""
+    """A kind for each row, for its style: "baseline", "recommended", "failed", "setting", or ""."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,16 +320,16 @@ class Facts:
 
     facts: dict[str, str]
     are_files: bool = False
-    """The names are those of files beside the report."""
+    """The names are files next to the report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeBar:
-    """Where the time of one configuration goes."""
+    """The time breakdown of a configuration."""
 
     title: str
     caption: str
-    """Its time for some samples."""
+    """Its time for a number of samples."""
     length: float
     """Share of the longest bar, in 0..1."""
     parts: tuple[tuple[Part, float], ...]
@@ -341,33 +338,33 @@ class TimeBar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeBars:
-    """Bars to compare at a glance; a table beside them holds the figures and their sources."""
+    """Bars to compare at a glance; a table next to them has the figures and their sources."""
 
     bars: tuple[TimeBar, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """A sentence, and a traceback where there is one."""
+    """A sentence with an optional traceback."""
 
     count: str
-    """How many of what, such as "2 crashed"."""
+    """Number and outcome of trials: "2 crashed"."""
     text: str
     traceback: str = ""
 
 
 Block = Paragraph | Bullets | Table | Facts | TimeBars | Plot | Trace
-"""A Plot is drawn on a page and a table in a text; a console leaves it out."""
+"""A block; a Plot is drawn on a page, is a table in Markdown, and is left out on a console."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A part of the report below its own heading."""
+    """A part of the report with its own heading."""
 
     title: str
     blocks: tuple[Block, ...]
     is_brief: bool = False
-    """Belongs to the short form, which a console shows."""
+    """Part of the short form, which a console shows."""
 
 
 def tabulate(
@@ -377,13 +374,13 @@ def tabulate(
     kinds: Sequence[str] = (),
     optional: Sequence[str] = (),
 ) -> Table:
-    """Rows of cells, each by its head; of a cell that a row lacks nothing is known.
+    """Build a table from rows of cells by head; a missing cell is NO_VALUE.
 
     Args:
-        rows: the cells.
-        heads: the columns in order; where not given, those of the first row.
-        kinds: a word for each row, or none.
-        optional: heads of columns that are left out where no row has a value for them.
+        rows: Cells by their heads.
+        heads: Columns in order; by default those of the first row.
+        kinds: A kind for each row, or none.
+        optional: Columns to leave out if no row has a value for them.
     """
     rows = list(rows)
     unknown = [
@@ -396,7 +393,7 @@ def tabulate(
 
 
 def side_by_side(columns: Mapping[str, Mapping[str, str]]) -> Table:
-    """The same facts of several configurations, by their titles; those that no configuration has are left out."""
+    """Tabulate facts of several configurations by title, without those that none of them has."""
     names = next(iter(columns.values()), {})
     rows = ((name, *(facts[name] for facts in columns.values())) for name in names)
     return Table(
@@ -405,14 +402,14 @@ def side_by_side(columns: Mapping[str, Mapping[str, str]]) -> Table:
 
 
 def known_facts(facts: Mapping[str, str]) -> Facts:
-    """The facts that have a value."""
+    """Return the facts that have a value."""
     return Facts(
         facts={name: value for name, value in facts.items() if value not in {"", NO_VALUE}}
     )
 
 
 def filled(*sections: Section) -> tuple[Section, ...]:
-    """The sections that have content, with those blocks that have some."""
+    """Return the sections that have content, without their empty blocks."""
     cleared = (
         replace(section, blocks=tuple(filter(_has_content, section.blocks))) for section in sections
     )
@@ -420,19 +417,15 @@ def filled(*sections: Section) -> tuple[Section, ...]:
 
 
 def _has_content(block: Block) -> bool:
-    """Whether nothing that a block must have is empty."""
+    """Return whether every required field of a block has content."""
     return all(getattr(block, field.name) for field in fields(block) if field.default is MISSING)
 
 
-# What a page draws, as tables for a text that can't: bars of time, and each plot row by row.
-#
-# Comes in: TimeBars, and Plots. Goes out: blocks without markup. A bar is a run of full blocks. A
-# row of a plot's table holds the trials at one place of its x axis; what is a line in the drawing
-# is a column or a sentence here.
-
+# Drawings as tables, for text: a row holds the trials at one place of the x axis; a line of the
+# drawing becomes a column or a sentence.
 
 _Places = dict[float, list[Mark]]
-"""The trials at each place of the x axis, from left to right."""
+"""Trials at each place of the x axis, from left to right."""
 
 _HEADS: dict[Quantity, str] = {
     "rate": "best samples/s",
@@ -444,22 +437,22 @@ _FATES: dict[Fate, str] = {
     "over_memory": " (over the limit)",
     "feasible": "",
 }
-"""What is said beside a figure; those that count stand last."""
+"""Remark next to a figure; in increasing order of preference."""
 
 
 def bar_table(bars: TimeBars) -> Table:
-    """Bars beside one another: the whole, then each part; a bar's length is its time, the share is of its own whole."""
+    """Tabulate bars: the whole, then each part, with its share of its own bar."""
     whole = ("in all", *(f"{text_bar(bar.length)} {bar.caption}" for bar in bars.bars))
     rows = [(name, *(_part(bar, part) for bar in bars.bars)) for part, name in PART_NAMES.items()]
     return Table(heads=("", *(bar.title for bar in bars.bars)), rows=(whole, *rows))
 
 
 def plot_blocks(plot: Plot) -> tuple[Block, ...]:
-    """A plot's table, and in words what is no row of it."""
+    """Return a plot's table, and a paragraph with its caption, lines and marks of note."""
     places = _places(plot)
     shown = _thinned(plot, places)
     left_out = f"{len(shown)} of {len(places)} rows are shown." if len(shown) < len(places) else ""
-    sentences = (*_say_heights(plot), plot.caption, left_out)
+    sentences = (*_list_heights(plot), plot.caption, left_out)
     return tabulate(_row(plot, x, marks) for x, marks in shown.items()), Paragraph(
         text=" ".join(filter(None, sentences))
     )
@@ -476,7 +469,7 @@ def _places(plot: Plot) -> _Places:
 
 
 def _thinned(plot: Plot, places: _Places) -> _Places:
-    """Some of many places: evenly among them, both ends included, and those of note."""
+    """Return places evenly spaced, both ends included, and those of note."""
     kept = set(thin_out(list(places), 30))  # a page
     kept |= {mark.x for mark in plot.marks if mark.role}
     kept |= {x for (_, before), (x, best) in pairwise(plot.best_so_far) if best > before}
@@ -484,56 +477,64 @@ def _thinned(plot: Plot, places: _Places) -> _Places:
 
 
 def _row(plot: Plot, x: float, marks: Sequence[Mark]) -> dict[str, str]:
-    """A place's cells by their heads: what was measured there in each precision, and what its fitted line says."""
+    """Return a place's cells by head: the figures and the fitted line of each precision."""
     row = {plot.x_label: f"{x:,.0f}"}
     head = _HEADS[plot.quantity]
     if plot.quantity == "score":
-        return row | {head: _say_highest(marks, plot.quantity), "best so far": _say_best(plot, x)}
+        return row | {
+            head: _format_highest(marks, plot.quantity),
+            "best so far": _format_best(plot, x),
+        }
     measured = {mark.amp_dtype for mark in plot.marks if mark.y is not None}
     trends = {trend.amp_dtype: trend for trend in plot.trends}
     for dtype in filter(measured.__contains__, AMP_DTYPES):
         own = [mark for mark in marks if mark.amp_dtype == dtype]
-        row[f"{head}, {dtype}"] = _say_highest(own, plot.quantity)
+        row[f"{head}, {dtype}"] = _format_highest(own, plot.quantity)
         if dtype in trends:
-            row[f"fitted line, {dtype}"] = _say_trend(trends[dtype], x, plot.quantity)
+            row[f"fitted line, {dtype}"] = _format_trend(trends[dtype], x, plot.quantity)
     row["trials"] = f"{len(marks):,}"
     row["over the limit"] = f"{sum(mark.fate == 'over_memory' for mark in marks):,}"
     row["failed, cut short"] = f"{sum(mark.y is None for mark in marks):,}"
     return row
 
 
-def _say(y: float, quantity: Quantity) -> str:
-    """A height on the y axis as the rest of the report says it."""
+def _format_height(y: float, quantity: Quantity) -> str:
+    """Format a height on the y axis in the units of the report."""
     if quantity == "rate":
         return format_rate(y)
     return format_bytes(round(y * BYTES_PER_GIB)) if quantity == "memory" else f"{y:.3f}"
 
 
-def _say_highest(marks: Sequence[Mark], quantity: Quantity) -> str:
-    """The best of what counts, and of other trials where nothing does; of memory the highest of all."""
+def _format_highest(marks: Sequence[Mark], quantity: Quantity) -> str:
+    """Format the best feasible mark, or the best of the others; of memory the highest of all."""
     order = list(_FATES)
     known = [(order.index(mark.fate), mark.y) for mark in marks if mark.y is not None]
     if not known:
         return NO_VALUE
     worth, y = max(known, key=lambda pair: pair[1]) if quantity == "memory" else max(known)
-    return f"{_say(y, quantity)}{_FATES[order[worth]]}"
+    return f"{_format_height(y, quantity)}{_FATES[order[worth]]}"
 
 
-def _say_trend(trend: Trend, x: float, quantity: Quantity) -> str:
+def _format_trend(trend: Trend, x: float, quantity: Quantity) -> str:
     found = next(((y, error) for at, y, error in trend.points if at == x), None)
-    return NO_VALUE if found is None else " ± ".join(_say(value, quantity) for value in found)
+    return (
+        NO_VALUE
+        if found is None
+        else " ± ".join(_format_height(value, quantity) for value in found)
+    )
 
 
-def _say_best(plot: Plot, x: float) -> str:
+def _format_best(plot: Plot, x: float) -> str:
     reached = [best for at, best in plot.best_so_far if at <= x]
-    return _say(reached[-1], plot.quantity) if reached else NO_VALUE
+    return _format_height(reached[-1], plot.quantity) if reached else NO_VALUE
 
 
-def _say_heights(plot: Plot) -> Iterator[str]:
-    """Where the baseline and the recommended settings stand, and the horizontal lines."""
-    unit = " samples/s" * (plot.quantity == "rate")  # what no head says here
+def _list_heights(plot: Plot) -> Iterator[str]:
+    """Yield the figures of the baseline, of the recommended settings, and of horizontal lines."""
+    unit = " samples/s" if plot.quantity == "rate" else ""
     for mark in plot.marks:
         if mark.role and mark.y is not None:
-            yield f"{mark.role.capitalize()}: {_say(mark.y, plot.quantity)}{unit} at {plot.x_label} {mark.x:,.0f}."
+            y = _format_height(mark.y, plot.quantity)
+            yield f"{mark.role.capitalize()}: {y}{unit} at {plot.x_label} {mark.x:,.0f}."
     for level in plot.levels:
-        yield f"{level.label.capitalize()}: {_say(level.y, plot.quantity)}{unit}."
+        yield f"{level.label.capitalize()}: {_format_height(level.y, plot.quantity)}{unit}."

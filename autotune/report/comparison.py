@@ -1,4 +1,4 @@
-"""Compare the searches of two run folders: model and section of the report."""
+"""Compare two searches: what changed, and whether throughput differs by more than noise."""
 
 from __future__ import annotations
 
@@ -26,33 +26,28 @@ from autotune.report.sections import (
 from autotune.report.sentences import is_held_in, say_run_spread
 from autotune.report.words import one_line
 
-# Two searches beside each other: what changed, and whether their rates differ by more than noise.
-#
-# Comes in: two RunSummaries. Goes out: a Comparison, whose fields are the JSON document of
-# `autotune compare`.
-
+# The comparison; its fields are the JSON document of `autotune compare`.
 
 Role = Literal["baseline", "recommended"]
-"""The two configurations of each search that are compared: what was run before, and what it
-recommends."""
+"""Configurations of each search that are compared."""
 _ROLES: tuple[Role, ...] = get_args(Role)
 FIRST = "first"
 SECOND = "second"
 
 
 class ComparedConfig(FrozenModel):
-    """A search's baseline, or what it recommends, in the first search and in the second."""
+    """The baselines, or the recommendations, of the first and the second search."""
 
     settings: dict[str, tuple[Any, Any]]
-    """Settings that differ: {name: (the first's, the second's)}."""
+    """Settings that differ: {name: (first, second)}."""
     columns: tuple[Column, Column]
-    """The settings and the runs of each."""
+    """Settings and runs of each."""
     ratio: Interval | None
-    """The second's rate over the first's, with its 95 % interval; null where one was not measured."""
+    """Throughput of the second over the first, with its 95 % interval; null if one was not measured."""
 
     @property
     def is_beyond_noise(self) -> bool:
-        """Whether the rates differ by more than runs of the same settings do."""
+        """Return whether throughput differs by more than run-to-run variation."""
         return self.ratio is not None and not self.ratio.low <= 1 <= self.ratio.high
 
 
@@ -60,37 +55,41 @@ class Comparison(FrozenModel):
     """What differs between two searches."""
 
     format: Literal[2] = 2
-    """Raised when a key goes or changes its meaning."""
+    """Version, raised when a key is removed or changes its meaning."""
     names: tuple[str, str]
-    """Of the run folders, as they were given."""
+    """The run folders, as given."""
     headline: str
     """The answer in a sentence or two, for people."""
     is_beyond_noise: bool
-    """A rate differs by more than runs of the same settings do."""
+    """A throughput differs by more than run-to-run variation."""
     is_changed: bool
-    """A rate does, or only one of the searches has measured a baseline, or recommends anything."""
+    """A throughput differs, or only one search measured a baseline or recommends anything."""
     verdicts: tuple[Verdict, Verdict]
-    """Each search's verdict in a word."""
+    """Verdict of each search."""
     limits: tuple[str | None, str | None]
-    """Which side of the recommended settings is the slower one: "loader", "device", "copy" or
-    "host"; null where not known."""
+    """The slower side with the recommended settings: "loader", "device", "copy" or "host"; null if
+    unknown."""
     baseline: ComparedConfig
     recommended: ComparedConfig | None
-    """null where one of them recommends nothing."""
+    """null if one of them recommends nothing."""
     machine: dict[str, tuple[str, str]]
-    """What differs of the machine: {what: (the first's, the second's)}; "" where one does not have
-    it."""
+    """Facts of the machine that differ: {name: (first, second)}; "" if one lacks it."""
     workload: dict[str, tuple[str, str]]
-    """The same of model and data."""
+    """Facts of model and data that differ, likewise."""
     asked: dict[str, tuple[str, str]]
-    """The same of what the searches were asked for, autotune's version among it."""
+    """Options of the searches that differ, likewise, with autotune's version."""
     spread: RunSpread
-    """Between runs of the same settings: the wider one of the two searches' spreads, which `ratio`
-    rests on."""
+    """Run-to-run variation: the larger one of the two searches, which `ratio` includes."""
 
 
 def compare_summaries(first: RunSummary, second: RunSummary, names: tuple[str, str]) -> Comparison:
-    """What differs between two searches; `names` is what they are called."""
+    """Compare two searches.
+
+    Args:
+        first: The search that is the reference.
+        second: The search to compare.
+        names: Their names in the report.
+    """
     summaries = first, second
     spread = _wider(first.run_spread, second.run_spread)
     columns = tuple(
@@ -109,21 +108,22 @@ def compare_summaries(first: RunSummary, second: RunSummary, names: tuple[str, s
     ) -> dict[str, tuple[str, str]]:
         return _differing(describe(first), describe(second))
 
+    # one side may lack a recommendation, or the runs of a configuration
+    is_one_sided = (first.recommendation is None) != (second.recommendation is None)
+    for known in found.values():
+        if known is not None:
+            is_one_sided |= bool(known.columns[0].runs) != bool(known.columns[1].runs)
+    limits: tuple[str | None, str | None] = (None, None)
+    if recommended is not None:
+        limits = (_limit(recommended.columns[0]), _limit(recommended.columns[1]))
     machine = differing(lambda summary: describe_environment(summary.environment))
-    has_lost = (first.recommendation is None) != (second.recommendation is None) or any(
-        bool(known.columns[0].runs) != bool(known.columns[1].runs)
-        for known in found.values()
-        if known is not None
-    )
     return Comparison(
         names=names,
         headline=_headline(baseline, recommended, has_same_machine=not machine),
         is_beyond_noise=is_beyond_noise,
-        is_changed=is_beyond_noise or has_lost,
+        is_changed=is_beyond_noise or is_one_sided,
         verdicts=(_verdict(first), _verdict(second)),
-        limits=(None, None)
-        if recommended is None
-        else (_limit(recommended.columns[0]), _limit(recommended.columns[1])),
+        limits=limits,
         baseline=baseline,
         recommended=recommended,
         machine=machine,
@@ -136,28 +136,26 @@ def compare_summaries(first: RunSummary, second: RunSummary, names: tuple[str, s
 def _headline(
     baseline: ComparedConfig, recommended: ComparedConfig | None, *, has_same_machine: bool
 ) -> str:
-    """Return the answer: the recommendations' rates, the baselines', and whether the machine is the same."""
-    sentences = [_say_recommended(recommended)]
+    """Return the answer: the recommendations, the baselines, and whether the machine changed."""
+    sentences = [_describe_recommended(recommended)]
     if baseline.ratio is None:
         sentences.append("One of the baselines was not measured.")
     else:
-        times = (
-            f"{format_times(baseline.ratio.value)} times {_say_interval(baseline, baseline.ratio)}"
-        )
-        sentences.append(
-            f"Baseline: {times}{', with different settings' if baseline.settings else ''}."
-        )
+        times = format_times(baseline.ratio.value)
+        interval = _describe_interval(baseline, baseline.ratio)
+        different = ", with different settings" if baseline.settings else ""
+        sentences.append(f"Baseline: {times} times {interval}{different}.")
     if not has_same_machine:
         sentences.append("The machine or its versions changed as well.")
     return " ".join(sentences)
 
 
-def _say_recommended(recommended: ComparedConfig | None) -> str:
+def _describe_recommended(recommended: ComparedConfig | None) -> str:
     if recommended is None:
         return "One of the searches recommends nothing."
     if recommended.ratio is None:
         return "One of the searches has not measured what it recommends."
-    interval = _say_interval(recommended, recommended.ratio)
+    interval = _describe_interval(recommended, recommended.ratio)
     first, second = (column.config.global_batch_size for column in recommended.columns)
     batch = "" if first == second else f", at a global batch of {second} instead of {first}"
     if not recommended.is_beyond_noise:
@@ -166,13 +164,13 @@ def _say_recommended(recommended: ComparedConfig | None) -> str:
     return f"The second recommendation has {times} times the throughput of the first {interval}{batch}."
 
 
-def _say_interval(compared: ComparedConfig, ratio: Interval) -> str:
+def _describe_interval(compared: ComparedConfig, ratio: Interval) -> str:
     where = "beyond" if compared.is_beyond_noise else "within"
     return f"({show_interval(ratio.low, ratio.high, 'times')}, {where} noise)"
 
 
 def _wider(first: RunSpread, second: RunSpread) -> RunSpread:
-    """Return the wider spread of two, of each kind of runs."""
+    """Return the larger variation of two, for each kind of runs."""
     wider = max(first, second, key=lambda one: one.sd)
     of_device = [one.device for one in (first, second) if one.device is not None]
     return wider.model_copy(update={"device": max(of_device, key=lambda one: one.sd, default=None)})
@@ -184,7 +182,7 @@ def _compared(
     role: Role,
     spread: RunSpread,
 ) -> ComparedConfig | None:
-    """One of each search's configurations; where the baseline itself is recommended, it is both."""
+    """Compare a configuration of each search; a recommended baseline has both roles."""
     if role == "recommended" and any(summary.recommendation is None for summary in summaries):
         return None
     first, second = (known.get(role, known["baseline"]) for known in columns)
@@ -214,11 +212,7 @@ def _limit(column: Column) -> str | None:
     return None if headroom is None else headroom.lower
 
 
-# Two searches beside each other on a console within 80 columns: the answer, the figures, and what
-# changed.
-#
-# Comes in: a Comparison. Goes out: Sections, and their text on a console.
-
+# The comparison on a console within 80 columns.
 
 _VERDICTS: dict[Verdict, str] = {
     "faster": "proven faster",
@@ -244,7 +238,7 @@ _CEILINGS: Mapping[str, tuple[Callable[[Measurement], float | None], Unit]] = {
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
-    """The answer first, then what it rests on."""
+    """Print the answer first, then the figures behind it."""
     console.print()
     console.print(Text(one_line(comparison.headline), style="bold"))
     for section in comparison_sections(comparison):
@@ -252,30 +246,28 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
 
 
 def comparison_sections(comparison: Comparison) -> tuple[Section, ...]:
-    """All that stands below the headline; what does not differ is left out."""
+    """Return the sections below the headline, without what does not differ."""
     recommended = comparison.recommended
     rows = [
         {"what": "folder", FIRST: comparison.names[0], SECOND: comparison.names[1]},
         _row("verdict", *(_VERDICTS[verdict] for verdict in comparison.verdicts)),
         _row("slower side", *(limit or NO_VALUE for limit in comparison.limits)),
     ]
+    sections = [Section(title="The two searches", blocks=(tabulate(rows),))]
+    if recommended is not None:
+        sections += _config_sections("Recommended settings", recommended, comparison)
+    sections += _config_sections("Baseline", comparison.baseline, comparison)
     return filled(
-        Section(title="The two searches", blocks=(tabulate(rows),)),
-        *(
-            []
-            if recommended is None
-            else _config_sections("Recommended settings", recommended, comparison)
-        ),
-        *_config_sections("Baseline", comparison.baseline, comparison),
-        Section(title="What changed of the machine", blocks=(_changes(comparison.machine),)),
-        Section(title="What changed of model and data", blocks=(_changes(comparison.workload),)),
-        Section(title="What was asked for otherwise", blocks=(_changes(comparison.asked),)),
-        Section(title="What noise is", blocks=(Bullets(sentences=tuple(_noise(comparison))),)),
+        *sections,
+        Section(title="Changes of the machine", blocks=(_changes(comparison.machine),)),
+        Section(title="Changes of model and data", blocks=(_changes(comparison.workload),)),
+        Section(title="Changes of the options", blocks=(_changes(comparison.asked),)),
+        Section(title="Noise", blocks=(Bullets(sentences=tuple(_noise(comparison))),)),
     )
 
 
 def _noise(comparison: Comparison) -> Iterator[str]:
-    """Return how much runs of the same settings differ, of each kind that was measured."""
+    """Yield the run-to-run variation of each kind of runs that was measured."""
     compared = [
         known for known in (comparison.baseline, comparison.recommended) if known is not None
     ]
@@ -283,13 +275,13 @@ def _noise(comparison: Comparison) -> Iterator[str]:
     kinds = {is_held_in(column.runs) for column in columns} or {False}
     for is_held in sorted(kinds):
         yield say_run_spread(comparison.spread, is_held_by_device=is_held)
-    yield "How the machine varies from one day to the next was not measured."
+    yield "Variation of the machine from day to day was not measured."
 
 
 def _config_sections(
     title: str, known: ComparedConfig, comparison: Comparison
 ) -> Iterator[Section]:
-    """What both have measured of it, with the settings that differ, and their ceilings."""
+    """Yield a configuration's figures with the settings that differ, and its ceilings."""
     table = result_table(known.columns, None, comparison.spread, reference=FIRST)
     yield Section(title=title, blocks=(table,))
     yield Section(
@@ -298,11 +290,12 @@ def _config_sections(
 
 
 def _ceilings(columns: Sequence[Column]) -> Table:
-    """What each side reaches alone, and which share of that the whole does."""
+    """Tabulate the ceiling of each side, and the share of the lowest that is reached."""
     rows = []
     for name, (read, unit) in _CEILINGS.items():
-        values = [None if column.figures is None else read(column.figures) for column in columns]
-        rows += [_row(name, *(show(value, unit) for value in values))] if any(values) else []
+        values = [column.figures and read(column.figures) for column in columns]
+        if any(values):
+            rows.append(_row(name, *(show(value, unit) for value in values)))
     return tabulate(rows, ("what", FIRST, SECOND) if rows else ())
 
 

@@ -1,4 +1,4 @@
-"""Print reports on a terminal."""
+"""Print reports on a terminal, within 80 columns."""
 
 from __future__ import annotations
 
@@ -30,22 +30,20 @@ from autotune.report.sections import describe_environment, describe_workload
 from autotune.report.words import format_setting, format_value, one_line, shorten
 from autotune.space.space import ResolvedSpace
 
-# The blocks of a report on a console: tables, facts and lists that fit its width.
-#
-# Comes in: blocks and Sections. Goes out: text on a rich Console. Every text is a rich Text, never
-# a str, so that brackets in a user's message are printed and not obeyed. What a console can't show
-# (plots, bars of time) is left to the page.
-
+# Blocks and sections. Every text is a rich Text, never a str, so that brackets in a user's message
+# are printed literally. Plots and bars are left to the page.
 
 _WIDEST_LABEL = 30
 _WIDEST_FIGURE = 20
-"""Cells, so that a label and two figures fit 80 columns: our convention."""
-_LONGEST_REASON = 180  # cells: three lines at 80 columns, our convention; the report has the whole
-_MOST_FAILURES = 6  # our convention: with their reasons less than a screen
+"""Terminal cells, so that a label and two figures fit 80 columns. Source: our convention."""
+_LONGEST_REASON = 180
+"""Terminal cells: three lines of 80 columns; report.md has the whole. Source: our convention."""
+_MOST_FAILURES = 6
+"""Kinds of failures shown: less than a screen. Source: our convention."""
 
 
 def print_section(section: Section, console: Console) -> None:
-    """A section's title and its blocks, below an empty line; nothing where a console can show none of them."""
+    """Print a section below an empty line; nothing if a console can show none of its blocks."""
     traces = [block for block in section.blocks if isinstance(block, Trace)]
     grids = (*map(_grid_of, section.blocks), _traces(traces) if traces else None)
     shown = [Padding.indent(grid, 2) for grid in grids if grid is not None]
@@ -54,7 +52,7 @@ def print_section(section: Section, console: Console) -> None:
 
 
 def print_block(block: Block, console: Console) -> None:
-    """A block by itself, as far as a console can show it; a table stands between empty lines."""
+    """Print a block, as far as a console can show it; a table has empty lines around it."""
     grid = _grid_of(block)
     if grid is not None:
         console.print(Padding(grid, (1, 0) if isinstance(block, Table) else 0, expand=False))
@@ -76,7 +74,7 @@ def _grid_of(block: Block) -> RenderableType | None:
 
 
 def _table(block: Table) -> Grid:
-    """A table without its column of sources."""
+    """Build a table without its column of sources."""
     grid = Grid(
         box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1), header_style="bold"
     )
@@ -85,15 +83,18 @@ def _table(block: Table) -> Grid:
         head = block.heads[place]
         is_text = head in TEXT_HEADS
         is_label = head in {"", "what"}
+        max_width = None if is_text else _WIDEST_FIGURE
+        if is_label:
+            max_width = _WIDEST_LABEL
+        # an interval may break at its "to", a list at its commas
         may_wrap = any(" to " in row[place] or ", " in row[place] for row in block.rows)
         grid.add_column(
             Text("" if is_label else head),
             justify="left" if is_text else "right",
             style="green" if head == "recommended" else None,
             overflow="fold",
-            no_wrap=not is_text
-            and not may_wrap,  # an interval that finds no room may break at its "to"
-            max_width=_WIDEST_LABEL if is_label else None if is_text else _WIDEST_FIGURE,
+            no_wrap=not is_text and not may_wrap,
+            max_width=max_width,
         )
     for row, kind, following in zip_longest(
         block.rows, block.row_kinds, block.row_kinds[1:], fillvalue=""
@@ -110,10 +111,13 @@ def _table(block: Table) -> Grid:
 
 
 def _sources(block: Table) -> list[Text]:
-    """What stands in the column "measured by", in lines below the table: beside it there is no room."""
+    """Return the column "measured by" as lines below the table, for want of room."""
+    if MEASURED_BY not in block.heads:
+        return []
+    place = block.heads.index(MEASURED_BY)
     names: dict[str, list[str]] = {}
-    for row in block.rows if MEASURED_BY in block.heads else ():
-        names.setdefault(one_line(row[block.heads.index(MEASURED_BY)]), []).append(row[0])
+    for row in block.rows:
+        names.setdefault(one_line(row[place]), []).append(row[0])
     return [Text(f"{', '.join(parts)}: {source}", style="dim") for source, parts in names.items()]
 
 
@@ -122,7 +126,9 @@ def _traces(traces: list[Trace]) -> Grid:
         (trace.count, shorten(trace.text, _LONGEST_REASON)) for trace in traces[:_MOST_FAILURES]
     ]
     more = len(traces) - _MOST_FAILURES
-    return _lines([*lines, *([("…", f"{more} more kinds, in report.md")] if more > 0 else [])])
+    if more > 0:
+        lines.append(("…", f"{more} more kinds, in report.md"))
+    return _lines(lines)
 
 
 def _lines(pairs: Iterable[tuple[str, str]], *, style: str | None = None, gap: int = 2) -> Grid:
@@ -134,18 +140,14 @@ def _lines(pairs: Iterable[tuple[str, str]], *, style: str | None = None, gap: i
     return grid
 
 
-# The summary, the machine and a checked configuration on a console, within 80 columns.
-#
-# Comes in: a ReportModel, or what `autotune check` has found, and a rich Console. Goes out: text on
-# that console.
+# The summary of a search, the machine, and a checked configuration.
 
 
 def print_summary(report: ReportModel, console: Console) -> None:
-    """The short form of a report: headline, table, whether more devices help, reasons, advice, failures, files."""
+    """Print the short form of a report: headline, table, brief sections, files."""
     console.print()
-    console.print(
-        Text(report.headline, style="bold green" if report.verdict == "faster" else "bold")
-    )
+    style = "bold green" if report.verdict == "faster" else "bold"
+    console.print(Text(report.headline, style=style))
     for block in report.lead:
         print_block(block, console)
     for section in report.sections:
@@ -158,7 +160,7 @@ def print_summary(report: ReportModel, console: Console) -> None:
 
 
 def print_environment(environment: Environment, console: Console) -> None:
-    """The machine as trials see it."""
+    """Print the machine as trials see it."""
     print_block(Facts(facts=describe_environment(environment)), console)
 
 
@@ -170,15 +172,19 @@ def print_check(
     *,
     stale: str | None = None,
 ) -> None:
-    """What a search would try: the machine, the workload, each setting's values; and why a former result is stale."""
+    """Print what a search would try: machine, workload, and each setting's values.
+
+    Args:
+        environment: The machine.
+        facts: The workload.
+        space: The resolved space.
+        console: The console to print on.
+        stale: Why an earlier result no longer applies, if there is one.
+    """
     print_block(Facts(facts=describe_environment(environment) | describe_workload(facts)), console)
     print_block(_space_table(space), console)
-    console.print(
-        Text(
-            f"{format_count(space.size, 'combination')}, less those that rules exclude or that run "
-            f"alike."
-        )
-    )
+    count = format_count(space.size, "combination")
+    console.print(Text(f"{count}, less those that rules exclude or that run alike."))
     if space.notes:
         print_section(
             Section(title="Notes", blocks=(Bullets(sentences=tuple(map(str, space.notes))),)),
@@ -205,12 +211,13 @@ def _describe_lr(space: ResolvedSpace) -> str:
     script = space.facts.script
     if script is not None and "lr" not in script.placeholders:
         return "the script's own; {lr} in the command lets it follow the batch"
-    return (
-        "not searched; follows the global batch" if space.objective.lr_rule != "none" else "fixed"
-    )
+    if space.objective.lr_rule == "none":
+        return "fixed"
+    return "not searched; follows the global batch"
 
 
 def _describe_domain(domain: Domain) -> str:
     if isinstance(domain, Choices):
         return ", ".join(map(format_value, domain.values))
-    return f"{domain.low} to {domain.high}{', evenly in the logarithm' if domain.log else ''}"
+    scale = ", evenly in the logarithm" if domain.log else ""
+    return f"{domain.low} to {domain.high}{scale}"

@@ -1,6 +1,6 @@
-"""A diagnosis on a console within 80 columns, and in Markdown: the answer, where the time goes, evidence, advice.
+"""Report a diagnosis on a console and in Markdown: the answer, the time breakdown, evidence, advice.
 
-Comes in: a Diagnosis with its words. Goes out: text. Both forms lay out the same blocks.
+Takes a Diagnosis; returns or prints text. Both forms lay out the same blocks.
 """
 
 from __future__ import annotations
@@ -46,22 +46,21 @@ from autotune.report.words import PART_NAMES, describe_settings, name_interval, 
 _NOT_MEASURED = "not measured"
 _NO_ADVICE = "Nothing measured gains 3 % or more."
 _LEAST_RESTART = 0.001
-"""Share of the time from which on restarts of epochs are shown: what rounds to 0.1 %."""
+"""Share of the time from which on restarts of epochs are shown: 0.1 % after rounding."""
 
 
 def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
-    """The answer first, then what it rests on."""
+    """Print the answer first, then the evidence."""
     console.print()
-    console.print(
-        Text(one_line(diagnosis.headline), style="bold green" if diagnosis.is_healthy else "bold")
-    )
+    style = "bold green" if diagnosis.is_healthy else "bold"
+    console.print(Text(one_line(diagnosis.headline), style=style))
     console.print(Text(say_present(diagnosis)))
     for section in diagnosis_sections(diagnosis):
         print_section(section, console)
 
 
 def render_diagnosis(diagnosis: Diagnosis) -> str:
-    """The same in Markdown."""
+    """Return the diagnosis in Markdown."""
     lead = [Paragraph(text=say_present(diagnosis))]
     machine = Section(
         title="Machine", blocks=(known_facts(describe_environment(diagnosis.evidence.environment)),)
@@ -72,13 +71,14 @@ def render_diagnosis(diagnosis: Diagnosis) -> str:
 
 
 def say_present(diagnosis: Diagnosis) -> str:
-    """Where today's rate stands, in a sentence or two."""
+    """Return the throughput relative to the ceilings, in a sentence or two."""
     headroom = diagnosis.standing
-    share_of_device = diagnosis.standing.share_of_device
+    share_of_device = headroom.share_of_device
+    throughput = show(headroom.samples_per_s, "rate")
     if diagnosis.verdict == "unknown":
-        return f"You run at {show(headroom.samples_per_s, 'rate')}; neither its data nor the device was measured alone."
-    if share_of_device > EXCEEDED_FROM:  # a ceiling below the rate is no ceiling
-        return f"You run at {show(headroom.samples_per_s, 'rate')}; {_say_loader(diagnosis)}."
+        return f"You run at {throughput}; neither loader nor device was measured alone."
+    if share_of_device > EXCEEDED_FROM:  # the ceiling was measured too low
+        return f"You run at {throughput}; {_describe_loader(diagnosis)}."
     share = show(min(1.0, share_of_device), "share")
     device = show(headroom.device_ceiling, "rate")
     if _is_device_estimated(diagnosis):
@@ -86,17 +86,17 @@ def say_present(diagnosis: Diagnosis) -> str:
     rates = f"{show(headroom.samples_per_s, 'plain_rate')} of {device}"
     if diagnosis.evidence.measurement.device_ceiling is None:
         estimate = f"Judged by the waits for data, you run at about {share} of what this device can do ({rates})"
-        return f"{estimate}; the device alone was {_NOT_MEASURED}; {_say_loader(diagnosis)}."
+        return f"{estimate}; the device alone was {_NOT_MEASURED}; {_describe_loader(diagnosis)}."
     present = f"You run at {share} of what this device can do ({rates})"
     if diagnosis.verdict == "script":
-        present = f"The device alone is held up by the script's own code as well ({rates})"
+        present = f"The script's own code slows the device alone as well ({rates})"
     elif share_of_device >= POLICY.trials.near_ceiling:
         return f"{present}: only the device's own settings can make it faster."
-    return f"{present}; {_say_loader(diagnosis)}{_say_limit(diagnosis)}."
+    return f"{present}; {_describe_loader(diagnosis)}{_describe_limit(diagnosis)}."
 
 
-def _say_limit(diagnosis: Diagnosis) -> str:
-    """Which side limits the loop, as the end of a sentence; empty where that is the device, or none alone."""
+def _describe_limit(diagnosis: Diagnosis) -> str:
+    """Return the bottleneck as the end of a sentence; "" if it is the device, or no side alone."""
     headroom = diagnosis.standing
     evidence = diagnosis.evidence
     is_measured = evidence.measurement.loader_ceiling is not None
@@ -107,47 +107,48 @@ def _say_limit(diagnosis: Diagnosis) -> str:
     if headroom.limit == "host":
         return ": the host that launches its work is the bottleneck"
     if is_measured and not overlaps(evidence.config, evidence.environment.device_kind):
-        return ", and without workers the two take turns"
+        return ", and without workers the two alternate"
     return ""
 
 
 def _is_device_estimated(diagnosis: Diagnosis) -> bool:
-    """Return True where the device alone was held by launching, so that its ceiling comes from its busy time."""
+    """Return whether launching limited the device alone, so that its ceiling is an estimate."""
     measured = diagnosis.evidence.measurement.device_ceiling
     return measured is not None and diagnosis.standing.device_ceiling > measured
 
 
-def _say_loader(diagnosis: Diagnosis) -> str:
+def _describe_loader(diagnosis: Diagnosis) -> str:
     ceiling = diagnosis.standing.loader_ceiling
     rate = show(ceiling, "plain_rate")
     if diagnosis.evidence.measurement.loader_ceiling is not None:
         return f"the loader alone reaches {rate}"
-    allowed = f", its items' costs allow {rate}" if isfinite(ceiling) else ""
-    return f"the loader alone was {_NOT_MEASURED}{allowed}"
+    if not isfinite(ceiling):
+        return f"the loader alone was {_NOT_MEASURED}"
+    return f"the loader alone was {_NOT_MEASURED}, its items' costs allow {rate}"
 
 
 def diagnosis_sections(diagnosis: Diagnosis) -> tuple[Section, ...]:
-    """Everything below the headline; what was not measured is left out."""
+    """Return the sections below the headline, without what was not measured."""
     run = diagnosis.evidence.measurement
     curves = diagnosis.evidence.curves
     findings = (
         (found.share, BOTTLENECKS[found.bottleneck], found.evidence) for found in diagnosis.findings
     )
     is_loaded = run.host_load is not None and run.host_load.is_loaded
-    nothing = (
-        () if diagnosis.verdict == "unknown" else (_NO_ADVICE,)
-    )  # nothing was measured that could promise
-    advice: Block = Bullets(sentences=nothing)
+    advice: Block = Bullets(sentences=(_NO_ADVICE,))
     if diagnosis.advice:
         advice = advice_table(diagnosis.advice, is_loaded=is_loaded)
+    elif diagnosis.verdict == "unknown":  # no gain was measured
+        advice = Bullets(sentences=())
     loader = {} if run.loader_costs is None else loader_facts(run.loader_costs)
-    setup = say_setup({"today's settings": [run]})  # the notes have what disturbed the window
-    notes = Bullets(sentences=(*(one_line(str(remark)) for remark in diagnosis.remarks), *setup))
+    remarks = [one_line(str(remark)) for remark in diagnosis.remarks]
+    remarks += say_setup({"your settings": [run]})
+    notes = Bullets(sentences=tuple(remarks))
     return filled(
         Section(title="Where the time goes", blocks=(_time(diagnosis),)),
         Section(title="Bottlenecks", blocks=(bottleneck_table(findings),)),
         Section(title="What to do", blocks=(advice,)),
-        Section(title="Today's settings", blocks=(known_facts(_today(diagnosis)),)),
+        Section(title="Your settings", blocks=(known_facts(_list_figures(diagnosis)),)),
         *rank_section(run.ranks),
         Section(title="Inside the loader: what an item costs", blocks=(known_facts(loader),)),
         Section(title="Lengths: tokens and padding", blocks=(known_facts(length_facts(run)),)),
@@ -159,40 +160,40 @@ def diagnosis_sections(diagnosis: Diagnosis) -> tuple[Section, ...]:
 def _time(diagnosis: Diagnosis) -> Table:
     breakdown = breakdown_of(diagnosis.evidence)
     shares = breakdown.shares()
-    named = {PART_NAMES[part]: shares[part] for part in PARTS if shares[part].fraction > 0}
-    if diagnosis.evidence.measurement.breakdown is None:
-        named = {PART_NAMES["data_wait"]: breakdown.data_wait, "all else": breakdown.compute}
     if diagnosis.verdict == "unknown":
         named = {}
+    elif diagnosis.evidence.measurement.breakdown is None:
+        named = {PART_NAMES["data_wait"]: breakdown.data_wait, "all else": breakdown.compute}
+    else:
+        named = {PART_NAMES[part]: shares[part] for part in PARTS if shares[part].fraction > 0}
     rows = [
         (name, text_bar(part.fraction), show(part.fraction, "share"), part.source)
         for name, part in named.items()
     ]
     restart = breakdown.restart_fraction
-    if restart >= 0.001:  # what rounds to 0.1 %
+    if restart >= _LEAST_RESTART:
         source = breakdown.data_wait.source
         rows.insert(1, ("of it at epochs' ends", text_bar(restart), show(restart, "share"), source))
     return Table(heads=("", "what", "share", MEASURED_BY), rows=tuple(rows))
 
 
-def _today(diagnosis: Diagnosis) -> dict[str, str]:
+def _list_figures(diagnosis: Diagnosis) -> dict[str, str]:
     evidence = diagnosis.evidence
     headroom = diagnosis.standing
     run = evidence.measurement
     rate = show(run.samples_per_s, "rate")
+    kind = name_interval(evidence.run_spread, [run.window.is_held_by_device])
     interval = show_interval(*run.samples_per_s_ci, "plain_rate")
+    busy = [f"{show(one.fraction, 'share')} ({one_line(one.source)})" for one in run.busy_readings]
     return {
         "settings": describe_settings(evidence.config),
-        "rate": f"{rate} ({name_interval(evidence.run_spread, [run.window.is_held_by_device])}: {interval})",
+        "throughput": f"{rate} ({kind}: {interval})",
         "loader alone": _ceiling(headroom.loader_ceiling, run.loader_ceiling, "its items' costs"),
         "device alone": _device_alone(diagnosis),
         "copying alone": show(headroom.copy_ceiling, "rate"),
         "host alone": show(headroom.host_ceiling, "rate"),
         "peak memory": f"{show(run.peak_memory_bytes, 'bytes')} of {show(evidence.limit_bytes, 'bytes')}",
-        "busy": ", ".join(
-            f"{show(busy.fraction, 'share')} ({one_line(busy.source)})"
-            for busy in run.busy_readings
-        ),
+        "busy": ", ".join(busy),
         **fullness_facts(run.fullness),
         "energy a sample": show(run.joules_per_sample, "energy"),
         **device_facts([run]),
@@ -206,18 +207,16 @@ def _device_alone(diagnosis: Diagnosis) -> str:
     ceiling = diagnosis.standing.device_ceiling
     measured = diagnosis.evidence.measurement.device_ceiling
     if _is_device_estimated(diagnosis):
-        return f"{show(measured, 'rate')}, held by launching (about {show(ceiling, 'rate')} by its busy time)"
+        return f"{show(measured, 'rate')}, limited by launching (about {show(ceiling, 'rate')} by its busy time)"
     return _ceiling(ceiling, measured, "the waits for data")
 
 
 def _ceiling(rate: float, measured: float | None, basis: str) -> str:
     if measured is not None:
         return show(rate, "rate")
-    return (
-        f"{_NOT_MEASURED} (about {show(rate, 'rate')} by {basis})"
-        if isfinite(rate)
-        else _NOT_MEASURED
-    )
+    if not isfinite(rate):
+        return _NOT_MEASURED
+    return f"{_NOT_MEASURED} (about {show(rate, 'rate')} by {basis})"
 
 
 def _roofline(diagnosis: Diagnosis) -> dict[str, str]:
@@ -236,16 +235,17 @@ def _roofline(diagnosis: Diagnosis) -> dict[str, str]:
 
 
 def _curves(curves: Curves) -> Table:
-    """Lay out what was measured or failed; empty where no other setting than today's was measured."""
+    """Tabulate settings measured on one side alone; empty if only yours were."""
     tried = [
         (side, point) for side in SIDES for point in getattr(curves, side) if not point.is_left_out
     ]
-    has_others = any(point.changes and point.ceiling is not None for _, point in tried)
+    if not any(point.changes and point.ceiling is not None for _, point in tried):
+        return tabulate(())
     return tabulate(
         {
             "": side,
-            "settings": show(point.changes, "settings") or "today's",
+            "settings": show(point.changes, "settings") or "yours",
             "samples/s": show(point.ceiling and point.ceiling.samples_per_s, "plain_rate"),
         }
-        for side, point in (tried if has_others else ())
+        for side, point in tried
     )

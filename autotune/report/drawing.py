@@ -1,9 +1,8 @@
-"""Plots drawn by matplotlib as inline SVG that follows the page's colours, light or dark.
+"""Draw plots with matplotlib as inline SVG in the page's colours, light or dark.
 
-Comes in: a Plot. Goes out: an <svg> element. The only user of matplotlib (the extra `report`); no
-pyplot, no window, no global setting is left changed. Colours are drawn as sentinels and become CSS
-variables, ids carry the plot's name, and nothing of the time of drawing stays in: the same plot
-gives the same text.
+Takes a Plot; returns an <svg> element. The only user of matplotlib (the extra `report`), without
+pyplot, windows, or changes of global settings. Colours are drawn as sentinels that become CSS
+variables, and ids carry the plot's name; the same plot always gives the same text.
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ if TYPE_CHECKING:
 
 _COLOURS = ("ink", "muted", "rule", "paper", "bad", *AMP_DTYPES)
 _OF = {name: f"#01000{number}" for number, name in enumerate(_COLOURS, 1)}
-"""The page's CSS variables, and the sentinels that stand for them: colours that nothing else draws
-with."""
+"""Sentinel colour of each of the page's CSS variables: colours that nothing else draws with."""
 _SHAPES = {"float32": "o", "tf32": "s", "bfloat16": "^", "float16": "D"}
 _Y_LABELS = {
     "rate": "samples/s",
@@ -38,13 +36,16 @@ _Y_LABELS = {
     "score": "score (baseline: about 1)",
 }
 _MOST_TICKS = 8
-"""Labels that find room below a plot as wide as a phone: our convention."""
+"""Labels that fit below a plot as wide as a phone. Source: our convention."""
 _STYLE = Path(__file__).with_name("report.mplstyle")
-"""Sizes and, by their sentinels, colours: matplotlib's own form for both."""
+"""Sizes and sentinel colours, as a matplotlib style sheet."""
 
 
 def draw(plot: Plot) -> str:
     """Draw a plot.
+
+    Returns:
+        An <svg> element.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -62,9 +63,8 @@ def draw(plot: Plot) -> str:
         _draw_marks(axes, plot)
         _label(axes, plot)
         _add_legend(figure, axes)
-        ConstrainedLayoutEngine().execute(
-            figure
-        )  # once: a figure that keeps its engine is drawn twice
+        # execute it only once: a figure that keeps its engine is drawn twice
+        ConstrainedLayoutEngine().execute(figure)
         text = StringIO()
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(text, format="svg", transparent=True, metadata=nothing)
@@ -75,9 +75,8 @@ def _draw_marks(axes: Axes, plot: Plot) -> None:
     measured = [mark for mark in plot.marks if mark.y is not None]
     for dtype in AMP_DTYPES:
         own = [mark for mark in measured if mark.amp_dtype == dtype]
-        good, over = (
-            [mark for mark in own if mark.fate == fate] for fate in ("feasible", "over_memory")
-        )
+        good = [mark for mark in own if mark.fate == "feasible"]
+        over = [mark for mark in own if mark.fate == "over_memory"]
         shape = {"s": 26, "marker": _SHAPES[dtype], "zorder": 3}
         _scatter(axes, good, c=_OF[dtype], alpha=0.85, linewidths=0, label=dtype, **shape)
         _scatter(
@@ -99,24 +98,21 @@ def _draw_marks(axes: Axes, plot: Plot) -> None:
         _scatter(axes, own, s=size, marker=marker, label=role, **ring)
 
 
-def _scatter(axes: Axes, marks: Sequence[Mark], **looks: Any) -> None:
+def _scatter(axes: Axes, marks: Sequence[Mark], **style: Any) -> None:
     if marks:
-        points = np.array(
-            [(mark.x, mark.y or 0.0) for mark in marks]
-        )  # of lists, each number would be looked at alone
-        axes.scatter(points[:, 0], points[:, 1], **looks)
+        # matplotlib converts lists number by number
+        points = np.array([(mark.x, mark.y or 0.0) for mark in marks])
+        axes.scatter(points[:, 0], points[:, 1], **style)
 
 
 def _draw_trends(axes: Axes, plot: Plot) -> None:
     for trend in plot.trends:
         colour = _OF[trend.amp_dtype]
         xs, ys, _ = zip(*trend.points, strict=True)
-        band = (
-            [y - error for _, y, error in trend.points],
-            [y + error for _, y, error in trend.points],
-        )
+        low = [y - error for _, y, error in trend.points]
+        high = [y + error for _, y, error in trend.points]
         axes.plot(xs, ys, color=colour, linewidth=1.2)
-        axes.fill_between(xs, *band, color=colour, alpha=0.13, linewidth=0)
+        axes.fill_between(xs, low, high, color=colour, alpha=0.13, linewidth=0)
 
 
 def _draw_best(axes: Axes, plot: Plot) -> None:
@@ -169,7 +165,7 @@ def _label(axes: Axes, plot: Plot) -> None:
 
 
 def _ticks_of(values: Collection[float]) -> list[float]:
-    """So many of some positive values at the most, as far from each other by their logarithms as they can be."""
+    """Return at most _MOST_TICKS of some positive values, evenly spread by their logarithms."""
     if not values:
         return []
     low = log(min(values))
@@ -179,7 +175,7 @@ def _ticks_of(values: Collection[float]) -> list[float]:
 
 
 def _top(plot: Plot) -> float:
-    """The upper end of the y axis: room above whatever is highest, an error band apart."""
+    """Return the upper end of the y axis: room above everything but error bands."""
     heights = [mark.y for mark in plot.marks if mark.y is not None]
     heights += [level.y for level in plot.levels] + [
         y for trend in plot.trends for _, y, _ in trend.points
@@ -195,7 +191,7 @@ def _add_legend(figure: Figure, axes: Axes) -> None:
 
 
 def _inline(svg: str, plot: Plot) -> str:
-    """The <svg> element alone, with the page's colours and font, ids of its own, and a name for screen readers."""
+    """Extract the <svg> element, with the page's colours and font, unique ids, and a label."""
     text = re.sub(r"<metadata>.*?</metadata>\s*", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     for name, sentinel in _OF.items():
         text = text.replace(sentinel, f"var(--{name})")

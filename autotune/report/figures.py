@@ -1,6 +1,6 @@
-"""What each configuration of the report measured, its runs joined into one measurement.
+"""Join the runs of each configuration of a report into one measurement.
 
-Comes in: a RunSummary. Goes out: Columns (baseline, recommended, same batch, larger batch).
+Takes a RunSummary; returns its Columns: baseline, recommended, same batch, larger batch.
 """
 
 from __future__ import annotations
@@ -33,38 +33,38 @@ _T = TypeVar("_T")
 
 
 class Column(FrozenModel):
-    """One configuration of the report. Part of the JSON documents."""
+    """A configuration of the report. Part of the JSON documents."""
 
     title: str
-    """Its role: "baseline", "recommended", "same batch", "larger batch"."""
+    """Role: "baseline", "recommended", "same batch", "larger batch"."""
     number: int
     """Number of its trial; 0 is the baseline."""
     config: TrainingConfig
-    """Every setting; of a recommendation the learning rate is scaled to the global batch."""
+    """Every setting; a recommendation's learning rate is scaled to the global batch."""
     runs: tuple[Measurement, ...]
-    """Each run by itself."""
+    """Measurement of each run."""
     figures: Measurement | None
-    """The runs as one: mean throughput with its 95 % interval, mean waits, the highest memory; what
-    one run alone has measured stands for all. null where nothing was measured."""
+    """The runs as one: mean throughput with its 95 % interval, mean waits, the highest memory, and
+    the first run that has each other figure. null if nothing was measured."""
     speedup: Interval | None
-    """Throughput over the baseline's, as it is believed; null where the baseline is no reference,
-    and for itself."""
+    """Estimated throughput over the baseline's; null for the baseline, and if the baseline is no
+    reference."""
 
 
 def find_trial(summary: RunSummary, number: int | None) -> TrialRecord | None:
-    """The trial with this number, or None."""
+    """Return the trial with this number, or None."""
     return next((trial for trial in summary.trials if trial.number == number), None)
 
 
 def role_of(number: int, summary: RunSummary) -> Role:
-    """Whether a trial is the recommended one, which may be the baseline itself, or the baseline."""
+    """Return the role of a trial: "recommended", which may be the baseline, "baseline", or ""."""
     if summary.recommendation is not None and number == summary.recommendation.number:
         return "recommended"
     return "baseline" if number == 0 else ""
 
 
 def make_columns(summary: RunSummary) -> tuple[Column, ...]:
-    """Return baseline, recommended, the best at the baseline's batch and at a larger one; each configuration once."""
+    """Return baseline, recommended, and the best at the same and at a larger batch, each once."""
     columns = {0: _column(summary, "baseline", 0, summary.baseline, None)}
 
     def add(title: str, number: int, config: TrainingConfig, speedup: Interval | None) -> None:
@@ -85,11 +85,9 @@ def _column(
     summary: RunSummary, title: str, number: int, config: TrainingConfig, speedup: Interval | None
 ) -> Column:
     runs = runs_of(summary.trials, number)
-    figures = (
-        _with_shared_ceilings(join_runs(runs, summary.run_spread), summary, config)
-        if runs
-        else None
-    )
+    figures = None
+    if runs:
+        figures = _with_shared_ceilings(join_runs(runs, summary.run_spread), summary, config)
     return Column(
         title=title, number=number, config=config, runs=runs, figures=figures, speedup=speedup
     )
@@ -103,31 +101,26 @@ def _with_shared_ceilings(
     for trial in summary.trials:
         for run in trial.runs:
             keep_ceilings(book, trial.config, run)
-    settled: dict[str, float | None] = {"host_ceiling": figures.host_ceiling}
-    # a ceiling that the throughput exceeds was measured while other processes held that side up
-    if (
-        figures.host_ceiling is not None
-        and figures.samples_per_s > EXCEEDED_FROM * figures.host_ceiling
-    ):
+    # drop a ceiling that throughput exceeds: other processes slowed that side during its measurement
+    settled: dict[str, float | None] = {}
+    host = figures.host_ceiling
+    if host is not None and figures.samples_per_s > EXCEEDED_FROM * host:
         settled["host_ceiling"] = None
     for side in SIDES:
         ceiling = book.ceiling_of(side, config)
         rate = getattr(figures, f"{side}_ceiling") if ceiling is None else ceiling.samples_per_s
-        if (
-            rate is not None
-            and max(figures.samples_per_s, book.shown(side, config)) > EXCEEDED_FROM * rate
-        ):
-            rate = None
-        settled[f"{side}_ceiling"] = rate
+        reached = max(figures.samples_per_s, book.shown(side, config))
+        is_exceeded = rate is not None and reached > EXCEEDED_FROM * rate
+        settled[f"{side}_ceiling"] = None if is_exceeded else rate
     return figures.model_copy(update=settled)
 
 
 def join_runs(runs: Sequence[Measurement], spread: RunSpread) -> Measurement:
-    """Join what one configuration measured; what is not named here stands as the first run that has it measured it.
+    """Join the runs of a configuration; other figures are those of the first run that has them.
 
     Args:
-        runs: Those of the configuration, at least one.
-        spread: Between runs of the same settings.
+        runs: At least one measurement.
+        spread: Run-to-run variation.
     """
     # a profiled run comes first: its parts of the time and its window belong together
     ordered = sorted(runs, key=lambda run: run.breakdown is None)
@@ -156,7 +149,7 @@ def join_runs(runs: Sequence[Measurement], spread: RunSpread) -> Measurement:
 
 
 def headroom_in(figures: Measurement) -> Headroom | None:
-    """Return where the throughput is between the ceilings; None where the loader's or the device's was not measured."""
+    """Return the headroom; None if the loader's or the device's ceiling was not measured."""
     if not figures.loader_ceiling or not figures.device_ceiling:
         return None
     return headroom_of(
@@ -170,7 +163,7 @@ def headroom_in(figures: Measurement) -> Headroom | None:
 
 
 def list_known(figures: Iterable[_T | None]) -> list[_T]:
-    """What was measured; where it was not, there is None."""
+    """Return the figures that are not None."""
     return [figure for figure in figures if figure is not None]
 
 
@@ -184,11 +177,10 @@ def _mean(figures: Iterable[float | None]) -> float | None:
 
 
 def _with_mean_waits(run: Measurement, waiting: float | None) -> TimeBreakdown | None:
-    """The parts of one run's time, their waits for data brought to the mean over all runs of the settings.
+    """Scale a run's time breakdown so that its waits for data are the mean over all runs.
 
-    One run's waits differ from the next one's by a few per cent. They are scaled as the loop's
-    waits are, of which every run has the figure; the other parts share the rest of the time as they
-    did.
+    Waits vary by a few per cent from run to run. They are scaled in proportion to the loop's own
+    waits, which every run measures; the other parts keep their proportions in the rest of the time.
     """
     parts = run.breakdown
     if (
@@ -209,7 +201,7 @@ def _with_mean_waits(run: Measurement, waiting: float | None) -> TimeBreakdown |
 
 
 def has_parts(columns: Sequence[Column]) -> bool:
-    """Whether the parts of the time are known of all columns but those that are shown beside, of other batches."""
+    """Return whether the time breakdown is known for all columns except those of other batches."""
     measured = [
         column.figures
         for column in columns
@@ -219,16 +211,22 @@ def has_parts(columns: Sequence[Column]) -> bool:
 
 
 def list_waits(columns: Sequence[Column]) -> tuple[float | None, ...]:
-    """The share of time that each column waits for data, by one definition: as a part of the time, else the loop's."""
-    figures = [column.figures for column in columns]
-    if not has_parts(columns):
-        return tuple(None if known is None else known.data_wait_fraction for known in figures)
-    parts = [None if known is None else known.breakdown for known in figures]
-    return tuple(None if known is None else known.data_wait.fraction for known in parts)
+    """Return each column's share of time waiting for data: from breakdowns if all have one, else the loop's."""
+    is_by_parts = has_parts(columns)
+    waits: list[float | None] = []
+    for column in columns:
+        wait = None
+        if column.figures is not None:
+            wait = column.figures.data_wait_fraction
+            if is_by_parts:
+                parts = column.figures.breakdown
+                wait = None if parts is None else parts.data_wait.fraction
+        waits.append(wait)
+    return tuple(waits)
 
 
 def list_busy(columns: Sequence[Column]) -> tuple[BusyReading | None, ...]:
-    """How busy each column's device was: by the best source that all of them have, else by each one's own."""
+    """Return how busy each column's device was, by the best common source, else by its own."""
     known = [{} if column.figures is None else _busy_of(column.figures) for column in columns]
     source = best_common_source([readings for readings in known if readings])
     return tuple(
@@ -238,12 +236,10 @@ def list_busy(columns: Sequence[Column]) -> tuple[BusyReading | None, ...]:
 
 
 def _busy_of(figures: Measurement) -> dict[str, BusyReading]:
-    """Each source's reading, the scores' own first: that is a mean over runs."""
+    """Return each source's reading, first the one used for scores, which is a mean over runs."""
     readings = {reading.source: reading for reading in figures.busy_readings}
     if figures.busy_fraction is None or figures.busy_source is None:
         return readings
     own = BusyReading(fraction=figures.busy_fraction, source=figures.busy_source)
-    return {
-        own.source: own,
-        **{source: reading for source, reading in readings.items() if source != own.source},
-    }
+    readings.pop(own.source, None)
+    return {own.source: own, **readings}

@@ -1,8 +1,8 @@
-"""report.html: one self-contained page with the report's sections and plots.
+"""Render report.html, a self-contained page, and the fragments that a notebook shows.
 
-Comes in: a ReportModel. Goes out: HTML that fetches nothing and runs no script. Every text goes
-through Jinja2's autoescape, here and in a notebook; only our own plots are taken as markup. A plot
-that can't be drawn is left out, and the page says why.
+Takes a ReportModel or a Diagnosis; returns HTML that fetches nothing and runs no script. Jinja2
+escapes every text; only our own plots are taken as markup. A plot that can't be drawn is left out,
+and the page states why.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _NO_MATPLOTLIB = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """The page, and what a person should know of how it was made."""
+    """The page, and why plots are missing."""
 
     html: str
     remark: str
-    """Why plots are missing, in a sentence; "" where none is."""
+    """Reason for missing plots, in a sentence; "" if none is missing."""
 
 
 def render_page(report: ReportModel) -> Page:
-    """The whole page."""
+    """Render a report as a page."""
     plots = [
         block for section in report.sections for block in section.blocks if isinstance(block, Plot)
     ]
@@ -58,30 +58,30 @@ def render_page(report: ReportModel) -> Page:
 
 
 def _draw_all(plots: Iterable[Plot]) -> tuple[dict[str, Markup], str]:
-    """The plots by name, as far as they could be drawn, and why not. The one place that catches a fault in drawing."""
+    """Return the plots that could be drawn, by name, and the reason why others could not."""
     drawings: dict[str, Markup] = {}
     remark = ""
     for plot in plots:
         try:
             drawings[plot.name] = Markup(draw(plot))  # noqa: S704 - our own drawing of numbers
         except Exception as error:  # noqa: BLE001 - no plot may cost a finished search its report
-            is_missing = (
-                isinstance(error, ImportError)
-                and (error.name or "").partition(".")[0] == "matplotlib"
-            )
-            fault = one_line(f"{type(error).__name__}: {error}")
-            remark = _NO_MATPLOTLIB if is_missing else _FAULT.format(title=plot.title, fault=fault)
+            name = error.name if isinstance(error, ImportError) else None
+            if (name or "").partition(".")[0] == "matplotlib":
+                remark = _NO_MATPLOTLIB
+            else:
+                fault = one_line(f"{type(error).__name__}: {error}")
+                remark = _FAULT.format(title=plot.title, fault=fault)
     return drawings, remark
 
 
 def render_template(name: str, values: Mapping[str, object]) -> str:
-    """Fill a template of this package; a value that it names and is not given is an error."""
+    """Fill a template of this package; a missing value is an error."""
     return _environment().get_template(name).render(values)
 
 
 @cache
 def _environment() -> Environment:
-    """Jinja2 over the templates of this package: every text that a template shows is escaped."""
+    """Return the environment of this package's templates, which escapes every text."""
     environment = Environment(
         loader=PackageLoader("autotune.report"),
         autoescape=True,
@@ -90,37 +90,29 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(plain=one_line, lines=without_controls, percent=format_fraction)
-    environment.tests["block"] = lambda block, kind: (
-        type(block).__name__ == kind
-    )  # one of `blocks`' classes, by name
+    # a test for the class of a block, by its name in `blocks`
+    environment.tests["block"] = lambda block, kind: type(block).__name__ == kind
     environment.globals.update(text_heads=TEXT_HEADS, part_names=PART_NAMES)
     return environment
 
 
-# A result as a table in a notebook: the headline, the result's columns, and the trials to unfold; a
-# diagnosis alike.
-#
-# Comes in: a ReportModel, or a Diagnosis. Goes out: a fragment of HTML with its styles inline, in
-# the notebook's own colours. Every text goes through Jinja2's autoescape.
+# Notebooks: fragments with inline styles, in the notebook's own colours.
 
-
-_OPEN_SECTIONS = 3  # where the time goes, the bottlenecks, what to do
+_OPEN_SECTIONS = 3  # the time breakdown, the bottlenecks, what to do
 
 
 def render_notebook(report: ReportModel) -> str:
-    """The fragment that a notebook shows for a result."""
+    """Render the fragment that a notebook shows for a result."""
     return render_template("notebook.html.j2", {"report": report})
 
 
 def render_diagnosis_notebook(diagnosis: Diagnosis) -> str:
-    """The fragment that a notebook shows for a diagnosis: the answer and what to do, the evidence to unfold."""
+    """Render the fragment that a notebook shows for a diagnosis, its evidence to unfold."""
     sections = diagnosis_sections(diagnosis)
-    first = sections[:_OPEN_SECTIONS]
-    rest = sections[_OPEN_SECTIONS:]
     values = {
         "headline": diagnosis.headline,
         "present": say_present(diagnosis),
-        "first": first,
-        "rest": rest,
+        "first": sections[:_OPEN_SECTIONS],
+        "rest": sections[_OPEN_SECTIONS:],
     }
     return render_template("notebook_diagnosis.html.j2", values)

@@ -1,8 +1,8 @@
-"""The result of a search as one JSON document for scripts.
+"""Write the result of a search as one JSON document for scripts.
 
-Comes in: a ReportModel. Goes out: the text of a SummaryDocument, whose fields document its keys.
-Keys may be added under the same `format`; a key that changes its meaning, or goes, raises it. An
-infinite end of an interval is the text "Infinity", as in trials.jsonl.
+Takes a ReportModel; returns the text of a SummaryDocument, whose fields document the keys. `format`
+is raised when a key is removed or changes its meaning, not when one is added. An infinite end of an
+interval is the text "Infinity", as in trials.jsonl.
 """
 
 from __future__ import annotations
@@ -21,42 +21,42 @@ _RAW: dict[str, Any] = {
     "summary": {"trials": True, "recommendation": {"confirmations"}},
     "columns": {"__all__": {"figures": {"window"}, "runs": {"__all__": {"window"}}}},
 }
-"""What the document leaves out: trials.jsonl has it."""
+"""Fields to leave out, since trials.jsonl has them."""
 
 
 class SummaryDocument(FrozenModel):
     """The keys of the JSON document."""
 
     format: Literal[2] = 2
-    """Raised when a key goes or changes its meaning."""
+    """Version, raised when a key is removed or changes its meaning."""
     verdict: Verdict
-    """In a word: see the headline."""
+    """The verdict in a word."""
     headline: str
     """The verdict in a sentence or two, for people."""
     speedup: Interval | None
-    """Claimed of the recommended settings over the baseline, as in the recommendation."""
+    """Speed-up of the recommended settings over the baseline, as in the recommendation."""
     columns: tuple[Column, ...]
-    """What was measured of the baseline, the recommended settings, and the best at its batch and at
-    a larger one; each configuration once, without the raw windows of its runs."""
+    """Measurements of the baseline, the recommended settings, and the best at the same and at a
+    larger batch; each configuration once, without the raw windows of its runs."""
     outcomes: dict[Outcome, int]
-    """Trials by outcome."""
+    """Number of trials by outcome."""
     reasons: tuple[str, ...]
-    """Why this configuration is recommended."""
+    """Reasons for the recommendation."""
     lr_advice: tuple[str, ...]
-    """What to do about the learning rate and what goes with it."""
+    """Changes of the learning rate, betas and eps."""
     device_remarks: tuple[str, ...]
-    """What the device did during the windows that makes throughput doubtful: throttling, a changed
-    clock, others."""
+    """Conditions during the windows that make throughput doubtful: throttling, a changed clock,
+    other processes."""
     notes: tuple[str, ...]
-    """What the user should know of this run; as codes with their figures in the summary."""
+    """Notes on this run; the summary has them as codes with figures."""
     files: dict[str, str]
-    """The run folder's files that are there: {name: absolute path}."""
+    """Files in the run folder: {name: absolute path}."""
     summary: RunSummary
-    """As in summary.json, without the trials and confirmations."""
+    """The content of summary.json, without trials and confirmations."""
 
 
 def summary_json(report: ReportModel) -> str:
-    """Return one JSON document with the result of a search; its keys are SummaryDocument's fields."""
+    """Return the result of a search as a JSON document with the fields of SummaryDocument."""
     found = report.summary.recommendation
     document = SummaryDocument(
         verdict=report.verdict,

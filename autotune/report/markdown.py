@@ -1,7 +1,7 @@
-"""report.md: the report's sections as GitHub-flavoured Markdown, the same as the page; what it draws stands in tables.
+"""Render report.md: the sections of the page as GitHub-flavoured Markdown, with tables for plots.
 
-Comes in: a ReportModel. Goes out: Markdown, which needs no plotting library. Text that stems from
-the user's code is escaped; tracebacks stand in fences longer than any run of backticks inside.
+Takes a ReportModel; returns Markdown. Text that comes from the user's code is escaped; tracebacks
+are in fences longer than any run of backticks inside.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _BACKTICKS = re.compile(r"`+")
 
 
 def render_markdown(report: ReportModel) -> str:
-    """The whole report."""
+    """Render a report as Markdown."""
     lead = (Paragraph(text=_changes(report)), *report.lead)
     return render_sections(
         f"autotune: {report.summary.name}", report.headline, lead, report.sections
@@ -41,7 +41,7 @@ def render_markdown(report: ReportModel) -> str:
 def render_sections(
     title: str, headline: str, lead: Iterable[Block], sections: Iterable[Section]
 ) -> str:
-    """Title, headline, what follows it, and the sections, each below its title."""
+    """Render a title, a headline, the blocks that follow it, and sections."""
     parts = [f"# {_escape(title)}", f"**{_escape(headline)}**", *map(_block, lead)]
     for section in sections:
         parts += [f"## {section.title}", *map(_block, section.blocks)]
@@ -49,16 +49,18 @@ def render_sections(
 
 
 def _changes(report: ReportModel) -> str:
-    """What to change, in a sentence; "" where nothing is."""
-    changes = (
-        f"{name} to {after}{f' (from {before})' * (before != NO_VALUE)}"
-        for name, before, after in report.changes
-    )
-    return f"Set {', '.join(changes)}." if report.changes else ""
+    """Return the settings to change as a sentence; "" if there are none."""
+    changes = []
+    for name, before, after in report.changes:
+        change = f"{name} to {after}"
+        if before != NO_VALUE:
+            change += f" (from {before})"
+        changes.append(change)
+    return f"Set {', '.join(changes)}." if changes else ""
 
 
 def _block(block: Block) -> str:
-    """A block's text; "" for one without content."""
+    """Render a block; "" for one without content."""
     match block:
         case Paragraph():
             return _escape(block.text)
@@ -83,11 +85,11 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _escape(text: str) -> str:
-    """Any text on one line, with everything that Markdown or HTML would obey made plain."""
+    """Put text on one line, with the markup of Markdown and HTML escaped."""
     return _MARKS.sub(r"\\\1", one_line(text))
 
 
 def _fence(text: str) -> str:
-    """Any text as a block of code."""
+    """Return text as a block of code."""
     fence = max(("```", *(f"{run}`" for run in _BACKTICKS.findall(text))), key=len)
     return f"{fence}text\n{text}\n{fence}"

@@ -1,8 +1,7 @@
-"""Shows the progress of a search: one live line on a terminal, a plain line for each trial elsewhere.
+"""Show the progress of a search: a live line on a terminal, a plain line for each trial elsewhere.
 
-Comes in: records' Progress, after every step. Goes out: text on stderr, in a notebook on stdout. It
-never disturbs the search: once the stream fails (closed, or its reader gone), nothing more is
-written.
+Takes a Progress after every step; writes to stderr, in a notebook to stdout. It never disturbs the
+search: once the stream fails (closed, or its reader gone), nothing more is written.
 """
 
 from __future__ import annotations
@@ -27,30 +26,32 @@ from autotune.report.words import describe_settings, one_line, shorten
 ProgressMode = Literal["auto"] | bool
 ShowProgress = Callable[[Progress], None]
 
-_NARROWEST_TEXT = 8  # cells; below, a text cut with an ellipsis says nothing: our convention
+_NARROWEST_TEXT = 8  # terminal cells; a text cut shorter is useless. Source: our convention
 _BROKEN = (OSError, ValueError)  # a stream that is gone, or closed
 _OFF_FROM = 0.25
-"""Share by which the seconds of a whole search differ from those that were told last, from which
-they are told again: our own convention, the accuracy that a promise should have."""
+"""Relative change of the expected duration from which on it is shown again. Source: our
+convention."""
 _ALONE = {
     "probe": (
         "examining model, data and machine",
         "Examining the model, the data and the machine.",
     ),
-    "measure": ("measuring today's settings", "Measuring today's settings."),
+    "measure": ("measuring your settings", "Measuring your settings."),
     "curves": (
         "measuring loader and device alone",
-        "Measuring loader and device alone, with today's and other settings.",
+        "Measuring loader and device alone, with your settings and others.",
     ),
 }
-"""Phases without steps: on the live line, and in a plain line."""
+"""Texts of phases without steps: on the live line, and as a plain line."""
 
 
 @contextmanager
 def make_progress(mode: ProgressMode) -> Iterator[ShowProgress]:
-    """A callable that shows each Progress it gets, for as long as the context lasts.
+    """Yield a callable that shows each Progress it gets.
 
-    "auto" and True: a live line where stderr is a terminal, plain lines otherwise. False: nothing.
+    Args:
+        mode: "auto" or True for a live line if stderr is a terminal and plain lines otherwise;
+            False for nothing.
     """
     is_notebook = _is_notebook()
     stream = sys.stdout if is_notebook else sys.stderr
@@ -80,13 +81,13 @@ def make_progress(mode: ProgressMode) -> Iterator[ShowProgress]:
 
 
 def _is_notebook() -> bool:
-    """Whether an ipykernel runs this process, with any shell; IPython is asked only where it is loaded already."""
+    """Return whether an ipykernel runs this process; don't import IPython to find out."""
     get_shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)
     return any("ipykernel" in base.__module__ for base in type(get_shell()).__mro__)
 
 
 class _QuietStream:
-    """A text stream that falls silent for good at its first failure."""
+    """A text stream that writes nothing more after its first failure."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream: TextIO | None = stream
@@ -105,7 +106,7 @@ class _QuietStream:
         return bool(self._attempt(lambda stream: stream.isatty()))
 
     def _attempt(self, action: Callable[[TextIO], object]) -> object:
-        """Do something with the stream, and never again once it has failed."""
+        """Apply an action to the stream, unless the stream has failed."""
         try:
             return None if self._stream is None else action(self._stream)
         except _BROKEN:
@@ -114,38 +115,38 @@ class _QuietStream:
 
 
 def _plain_lines(console: Console) -> ShowProgress:
-    """A line at the start of a phase, one for each finished trial, and one where the time that was told is off."""
+    """Print a line for each phase, each finished trial, and each change of the expected duration."""
     latest: dict[str, object] = {}
-    told_s: float | None = None
+    shown_s: float | None = None
 
     def print_new(kind: str, key: object, line: str) -> None:
         if latest.get(kind) != key:
             latest[kind] = key
             console.print(Text(line, no_wrap=True, overflow="ellipsis"))
 
-    def show(progress: Progress) -> None:
-        nonlocal told_s
-        print_new("phase", progress.phase, _say_phase(progress))
+    def print_progress(progress: Progress) -> None:
+        nonlocal shown_s
+        print_new("phase", progress.phase, _describe_phase(progress))
         _print_warnings(progress, console)
         if progress.last is not None:
             step = (progress.done, progress.last.number, len(progress.last.repeats))
-            print_new("trial", step, _say_trial(progress, progress.last, console.width))
+            print_new("trial", step, _describe_trial(progress, progress.last, console.width))
         if progress.known is not None:
-            line = _say_known(progress, progress.known, console.width)
+            line = _describe_known(progress, progress.known, console.width)
             print_new("known", line, line)
         if progress.phase != "search" or progress.remaining_s is None or progress.remaining_s < 5.0:
             return
         whole_s = progress.elapsed_s + progress.remaining_s
-        if told_s is not None and abs(whole_s / told_s - 1) > _OFF_FROM:
-            console.print(Text(_say_left(progress.remaining_s)))
-            told_s = whole_s
-        told_s = told_s or whole_s
+        if shown_s is not None and abs(whole_s / shown_s - 1) > _OFF_FROM:
+            console.print(Text(f"Now about {show(progress.remaining_s, 'duration')} are left."))
+            shown_s = whole_s
+        shown_s = shown_s or whole_s
 
-    return show
+    return print_progress
 
 
 class _LiveLine:
-    """The latest Progress as one line, its clock running between steps."""
+    """The latest Progress as one line; its clock runs between steps."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -153,43 +154,38 @@ class _LiveLine:
         self._came_at = monotonic()
 
     def show(self, progress: Progress) -> None:
-        """Take the latest; the next refresh shows it."""
+        """Keep the latest Progress for the next refresh."""
         self._progress = progress
         self._came_at = monotonic()
         _print_warnings(progress, self._console)
 
     def render(self) -> Text:
-        """The line, no wider than the console."""
+        """Return the line, no wider than the console."""
         if self._progress is None:
             return Text("")
-        line = _say_state(self._progress, monotonic() - self._came_at, self._console.width - 1)
+        line = _describe_state(self._progress, monotonic() - self._came_at, self._console.width - 1)
         return Text(line, no_wrap=True, overflow="ellipsis")
 
 
 def _print_warnings(progress: Progress, console: Console) -> None:
-    """Each in full, above the live line where there is one."""
+    """Print each warning in full, above a live line."""
     for warning in progress.warnings:
         console.print(Text(f"Note: {one_line(str(warning))}", style="bold"))
 
 
-def _say_phase(progress: Progress) -> str:
+def _describe_phase(progress: Progress) -> str:
     if progress.phase in _ALONE:
         return _ALONE[progress.phase][1]
     if progress.phase == "confirm":
         return "Deciding: the best and the baseline run again, alternately."
-    about = (
-        "" if progress.remaining_s is None else f", about {show(progress.remaining_s, 'duration')}"
-    )
-    return f"Searching: at most {format_count(progress.total, 'trial')}{about}."
+    trials = format_count(progress.total, "trial")
+    if progress.remaining_s is None:
+        return f"Searching: at most {trials}."
+    return f"Searching: at most {trials}, about {show(progress.remaining_s, 'duration')}."
 
 
-def _say_left(remaining_s: float) -> str:
-    """Say how long it goes on, where that is otherwise than was told."""
-    return f"Now about {show(remaining_s, 'duration')} are left."
-
-
-def _say_known(progress: Progress, known: Known, width: int) -> str:
-    """Say what is known of the best over the baseline by now, in one line."""
+def _describe_known(progress: Progress, known: Known, width: int) -> str:
+    """Describe the speed-up known so far, in one line."""
     low = format_times(known.speedup.low)
     if known.is_proven:
         gain = f"Proven: at least {low} times as fast"
@@ -200,16 +196,16 @@ def _say_known(progress: Progress, known: Known, width: int) -> str:
     if progress.best is None:
         return gain
     rest = max(width - cell_len(f"{gain} ()"), _NARROWEST_TEXT)
-    return f"{gain} ({_cut_settings(_say_settings(progress, progress.best), rest)})"
+    return f"{gain} ({_cut_settings(_describe_settings(progress, progress.best), rest)})"
 
 
-def _say_trial(progress: Progress, trial: TrialRecord, width: int) -> str:
-    """Say how the trial's last run ended: a success with the best so far, or a failure with its reason."""
+def _describe_trial(progress: Progress, trial: TrialRecord, width: int) -> str:
+    """Describe a trial's last run: a success with the best so far, or a failure with its reason."""
     total = str(progress.total)
+    count = f"{progress.done:>{len(total)}}/{total}"
     outcome = trial.outcome
     reason = trial.reason
     run = trial.measurement
-    count = f"{progress.done:>{len(total)}}/{total}"
     if trial.repeats:
         again = trial.repeats[-1]
         count = f"{'again':>{len(count)}}"
@@ -218,23 +214,24 @@ def _say_trial(progress: Progress, trial: TrialRecord, width: int) -> str:
         run = again.measurement
     step = f"{count}  #{trial.number:<{len(total)}}"
     rate = None if run is None else run.samples_per_s
-    settings = _say_settings(progress, trial)
+    settings = _describe_settings(progress, trial)
     if outcome == "ok" and rate is not None:
-        best = f"best {_say_gain(progress) or show(_rate_of(progress.best), 'plain_rate')}"
+        best = f"best {_describe_gain(progress) or show(_rate_of(progress.best), 'plain_rate')}"
         head = f"{step}  {show(rate, 'plain_rate'):>9} samples/s  {best:<11}  "
         return head + _cut_settings(settings, max(width - cell_len(head), _NARROWEST_TEXT))
     head = f"{step}  {OUTCOMES[outcome]:>19}  "
-    rest = max(width - cell_len(head), 2 * _NARROWEST_TEXT)  # a reason needs the room of the best
+    rest = max(width - cell_len(head), 2 * _NARROWEST_TEXT)
     if not reason:
         return head + _cut_settings(settings, rest)
     settings = _cut_settings(settings, rest // 2)
     return f"{head}{settings}: {shorten(reason, rest - cell_len(settings) - 2)}"
 
 
-def _say_state(progress: Progress, passed_s: float, width: int) -> str:
-    """Such as `trial 7/40 | best 2,345 samples/s, 1.90× (batch 64) | at most 12 % more | 1 min 20 s left`.
+def _describe_state(progress: Progress, passed_s: float, width: int) -> str:
+    """Describe the state of the search on one line.
 
-    Where it is too wide, settings are left out first, then what can still be gained.
+    Example: `trial 7/40 | best 2,345 samples/s, 1.90× (batch 64) | at most 12 % more | 80 s left`.
+    If it is too wide, settings are left out first, then the gain still possible.
     """  # noqa: RUF002 - a times sign
     if progress.phase in _ALONE:
         step = _ALONE[progress.phase][0]
@@ -242,30 +239,31 @@ def _say_state(progress: Progress, passed_s: float, width: int) -> str:
         step = f"deciding, {format_count(progress.done, 'pair')}"
     else:
         step = f"trial {progress.done}/{progress.total}"
-    clock = _say_clock(progress, passed_s)
+    clock = _describe_clock(progress, passed_s)
     rate = _rate_of(progress.best)
-    gain = _say_gain(progress)
+    gain = _describe_gain(progress)
     if progress.best is None or rate is None:
         return f"{step} | {clock}"
-    best = f"best {show(rate, 'rate')}" + (f", {gain}" if gain else "")
+    best = f"best {show(rate, 'rate')}"
     if progress.known is not None and progress.known.speedup.low > 1:
         least = f"{show(progress.known.speedup.low, 'times')}×"  # noqa: RUF001 - a times sign
-        best = f"{'proven' if progress.known.is_proven else 'probably'} {least}, best {show(rate, 'rate')}"
-    more = _say_more(progress)
+        certainty = "proven" if progress.known.is_proven else "probably"
+        best = f"{certainty} {least}, {best}"
+    elif gain:
+        best += f", {gain}"
+    more = _describe_more(progress)
     rest = width - cell_len(f"{step} | {best} | {clock}{more}")
     if rest < 0:
         more, rest = "", rest + cell_len(more)
     rest -= len(" ()")
-    settings = (
-        f" ({_cut_settings(_say_settings(progress, progress.best), rest)})"
-        if rest >= _NARROWEST_TEXT
-        else ""
-    )
+    settings = ""
+    if rest >= _NARROWEST_TEXT:
+        settings = f" ({_cut_settings(_describe_settings(progress, progress.best), rest)})"
     return f"{step} | {best}{settings}{more} | {clock}"
 
 
-def _say_more(progress: Progress) -> str:
-    """What other settings can still gain at most; "" where that is not known."""
+def _describe_more(progress: Progress) -> str:
+    """Describe the most that other settings can still gain; "" if unknown."""
     if progress.can_win is None or not isfinite(progress.can_win):
         return ""
     if progress.can_win < 0.01:  # a gain is shown in whole per cents
@@ -274,7 +272,7 @@ def _say_more(progress: Progress) -> str:
     return f" | at most {ceil(100 * progress.can_win - 1e-6):,} % more"
 
 
-def _say_clock(progress: Progress, passed_s: float) -> str:
+def _describe_clock(progress: Progress, passed_s: float) -> str:
     if progress.remaining_s is None:
         return f"{_whole_seconds(progress.elapsed_s + passed_s)} so far"
     return f"{_whole_seconds(progress.remaining_s - passed_s)} left"
@@ -284,25 +282,27 @@ def _whole_seconds(seconds: float) -> str:
     return f"{max(round(seconds), 0)} s" if seconds < 60 else show(seconds, "duration")
 
 
-def _say_gain(progress: Progress) -> str:
-    """The best over the baseline; "" where one of them is not known."""
+def _describe_gain(progress: Progress) -> str:
+    """Return the best over the baseline; "" if either is unknown."""
     best = _rate_of(progress.best)
     baseline = _rate_of(progress.baseline)
-    return "" if best is None or baseline is None else f"{show(best / baseline, 'times')}×"  # noqa: RUF001 - a times sign
+    if best is None or baseline is None:
+        return ""
+    return f"{show(best / baseline, 'times')}×"  # noqa: RUF001 - a times sign
 
 
 def _rate_of(trial: TrialRecord | None) -> float | None:
     return None if trial is None or trial.measurement is None else trial.measurement.samples_per_s
 
 
-def _say_settings(progress: Progress, trial: TrialRecord) -> str:
+def _describe_settings(progress: Progress, trial: TrialRecord) -> str:
     if progress.baseline is None or trial.number == progress.baseline.number:
         return one_line(describe_settings(trial.config))
     return one_line(describe_settings(trial.config, progress.baseline.config))
 
 
 def _cut_settings(settings: str, width: int) -> str:
-    """As many whole settings as fit, the first at least, then an ellipsis."""
+    """Return as many whole settings as fit, at least the first, then an ellipsis."""
     parts = settings.split(", ")
     if cell_len(settings) <= width:
         return settings

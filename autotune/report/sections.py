@@ -1,4 +1,4 @@
-"""The sections of a report, each from its figures: result, trials, times, memory, ranks, devices, facts."""
+"""Fill the sections of a report: result, trials, time, memory, several devices, and facts."""
 
 from __future__ import annotations
 
@@ -102,16 +102,16 @@ from autotune.report.words import (
 )
 from autotune.settings_table import name_group
 
-# Bottlenecks and advice as tables.
+# Bottlenecks and advice.
 
 
 def advice_table(advice: Iterable[Advice], *, is_loaded: bool = False) -> Table:
-    """Lay out advice: its gain, the rate that it should reach, what to do and the basis.
+    """Tabulate advice: its gain, the expected throughput, the advice and its basis.
 
     Args:
         advice: The rows.
-        is_loaded: Other programs slowed the measurements: gains and rates are left out, which may
-            be their doing.
+        is_loaded: Other programs slowed the measurements: gains and throughput are left out, since
+            they may be an effect of that.
     """
     rows = (
         {
@@ -125,34 +125,29 @@ def advice_table(advice: Iterable[Advice], *, is_loaded: bool = False) -> Table:
 
 
 def bottleneck_table(found: Iterable[tuple[float, str, str]]) -> Table:
-    """Lay out bottlenecks: the share of the time that each takes, its name, and its evidence."""
+    """Tabulate bottlenecks: (share of the time, name, evidence)."""
     rows = tuple((show(share, "share"), name, evidence) for share, name, evidence in found)
     return Table(heads=("share", "what", "evidence"), rows=rows)
 
 
-# Sequences of many lengths: tokens, padding, and what batches without it would change on the
-# device.
-#
-# Comes in: the figures of one or more configurations. Goes out: facts, or a Section that is empty
-# where batches have no lengths.
-
+# Sequences of different lengths: tokens, padding, and the device time without padding.
 
 _LENGTHS_REMARK = (
-    "Padding at random and of like lengths: computed from the lengths of items, for batches of "
-    "this size. Device time: "
-    "from timed batches of several lengths; it shows only where the loader is not the bottleneck."
+    "Padding of other batches: computed from the lengths of items, for this batch size. Device "
+    "time: from timed batches of several lengths; it matters only if the loader is not the "
+    "bottleneck."
 )
 
 
 def padding_of(figures: Measurement) -> float | None:
-    """The share of padding in the batches: by their masks, else by the lengths of items; None where nothing tells."""
+    """Return the share of padding by the batches' masks, else by items' lengths; None if unknown."""
     if figures.tokens is not None and figures.tokens.padding is not None:
         return figures.tokens.padding
     return None if figures.lengths is None else figures.lengths.padding
 
 
 def length_section(measured: Mapping[str, Measurement]) -> Section:
-    """Tokens and lengths of each configuration whose batches have some."""
+    """Return the section on tokens and lengths; empty if batches have no lengths."""
     known = {
         title: facts for title, figures in measured.items() if (facts := length_facts(figures))
     }
@@ -162,7 +157,7 @@ def length_section(measured: Mapping[str, Measurement]) -> Section:
 
 
 def length_facts(figures: Measurement) -> dict[str, str]:
-    """The same of one configuration, by name; empty where its batches have no lengths."""
+    """Return tokens and lengths of one configuration by name; empty if its batches have none."""
     tokens = figures.tokens
     lengths = figures.lengths
     if tokens is None:
@@ -178,11 +173,11 @@ def length_facts(figures: Measurement) -> dict[str, str]:
     packed = lengths.packed
     return facts | {
         "an item": f"{lengths.mean:,.4g} tokens, median {lengths.median:,.4g}, longest {lengths.longest:,}",
-        "padding at random": show(lengths.buckets.random_padding, "share"),
-        "padding of like lengths": show(lengths.buckets.bucket_padding, "share"),
-        "device time of like lengths": _device_time(lengths.buckets),
-        "padding of full rows": show(packed and packed.padding, "share"),
-        "device time of full rows": NO_VALUE if packed is None else _device_time(packed),
+        "padding, random batches": show(lengths.buckets.random_padding, "share"),
+        "padding, similar lengths": show(lengths.buckets.bucket_padding, "share"),
+        "device time, similar lengths": _device_time(lengths.buckets),
+        "padding, packed rows": show(packed and packed.padding, "share"),
+        "device time, packed rows": NO_VALUE if packed is None else _device_time(packed),
     }
 
 
@@ -194,17 +189,14 @@ def _device_time(forecast: BucketForecast | PackForecast) -> str:
     if forecast.device_time is None or forecast.device_time_ci is None:
         return ""
     low, high = (show(share, "share") for share in forecast.device_time_ci)
-    return f"{show(forecast.device_time, 'share')} of today's ({low} to {high})"
+    return f"{show(forecast.device_time, 'share')} of the present ({low} to {high})"
 
 
-# What the device did while its windows ran.
-#
-# Comes in: figures of one or more configurations, by their titles. Goes out: a Section, and facts
-# for a diagnosis. What makes rates doubtful stands in wording.remarks.
+# Conditions of the device during the windows.
 
 
 def device_section(summary: RunSummary, runs: Mapping[str, Sequence[Measurement]]) -> Section:
-    """The device during the windows of each configuration, and the further trials that were throttled."""
+    """Return the section on the device during each configuration's windows, with throttled trials."""
     table = side_by_side({title: device_facts(own) for title, own in runs.items()})
     first = {
         trial.number: trial.measurement for trial in summary.trials if trial.measurement is not None
@@ -222,13 +214,15 @@ def device_section(summary: RunSummary, runs: Mapping[str, Sequence[Measurement]
 
 
 def device_facts(runs: Sequence[Measurement]) -> dict[str, str]:
-    """What the device reported during one configuration's windows, by name."""
+    """Return what the device reported during one configuration's windows, by name."""
     windows = conditions_of(runs)
     powers = list_known(window.power_w for window in windows)
     highest = tuple(list_known(window.max_sm_clock_mhz for window in windows))
     sizes = list_known(window.others_memory_bytes for window in windows)
     loads = list_known(window.others_busy_fraction for window in windows)
-    is_limited = any(window.is_at_power_limit for window in windows)
+    limited = "no"
+    if any(window.is_at_power_limit for window in windows):
+        limited = say_windows_at_limit(windows)
     retries = sum_retries(runs)
     tensors = list_known(run.memory.allocated_bytes for run in runs)
     return {
@@ -237,50 +231,41 @@ def device_facts(runs: Sequence[Measurement]) -> dict[str, str]:
         "highest clock": _span([highest], "MHz"),
         "memory clock": _span((window.memory_clock_mhz for window in windows), "MHz"),
         "temperature": _span((window.temperature_c for window in windows), "°C"),
-        "at its power limit": say_windows_at_limit(windows)
-        if is_limited
-        else "no"
-        if windows
-        else NO_VALUE,
-        "throttled": say_windows_throttled(windows) or ("no" if windows else NO_VALUE),
-        "memory in use before": show(max(sizes, default=None), "bytes"),
-        "time in use before": show(max(loads, default=None), "share"),
-        "tensors at their peak": show(max(tensors, default=None), "bytes"),
+        "at its power limit": limited if windows else NO_VALUE,
+        "throttled": (say_windows_throttled(windows) or "no") if windows else NO_VALUE,
+        "memory in use before trial": show(max(sizes, default=None), "bytes"),
+        "device busy before trial": show(max(loads, default=None), "share"),
+        "peak of tensors": show(max(tensors, default=None), "bytes"),
         "allocator's retries": NO_VALUE if retries is None else f"{retries:,}",
     }
 
 
 def _span(edges: Iterable[tuple[int, ...] | None], unit: str) -> str:
-    """From the lowest to the highest value at any window's edge."""
+    """Return the lowest and the highest value at any window's edge: "1,755 to 1,980 MHz"."""
     values = [value for edge in list_known(edges) for value in edge]
     if not values:
         return NO_VALUE
-    low = f"{min(values):,}"
-    high = f"{max(values):,}"
-    return f"{low if low == high else f'{low} to {high}'} {unit}"
+    low = min(values)
+    high = max(values)
+    return f"{low:,} {unit}" if low == high else f"{low:,} to {high:,} {unit}"
 
 
-# Time: its parts before and after, how busy the device was, ceilings, the loader's costs.
-#
-# Comes in: the figures of one or more configurations, by their titles. Goes out: Sections whose
-# blocks are empty where nothing was measured.
-
+# Time: its parts, how busy the device was, ceilings, and the loader's costs, by configuration.
 
 _SAMPLES_OF_A_BAR = 1000
-"""Samples whose time is told beside a bar: our convention."""
+"""Samples whose time is shown next to a bar. Source: our convention."""
 _CEILINGS = (
     "Loader alone: read without training. Device alone: trained on batches that it already holds. "
-    "Both use the "
-    "column's own settings."
+    "Both use the column's own settings."
 )
 _COPYING = "copying alone"
-"""A column that is left out where nothing is copied."""
-_COPIES = "Copying alone: batches moved to the device, and not trained on."
+"""Optional column, shown only if batches are copied."""
+_COPIES = "Copying alone: batches moved to the device without training."
 _HOST = "host alone"
-_LAUNCHING = "Host alone: prefetched batches fetched and their work launched, without waiting for the device."
+_LAUNCHING = "Host alone: prefetched batches fetched and launched, without waiting for the device."
 _HELD_ALONE = (
-    "Launching held up the device alone as well: the share of the device's is that of the time in "
-    "which it is busy."
+    "Launching limited the device alone as well, so the device's ceiling is calculated from its "
+    "busy time."
 )
 _FULLNESS = {
     "sm_fraction": "multiprocessors in use (GPM)",
@@ -308,17 +293,17 @@ _COSTS: dict[str, tuple[str, Unit]] = {
 
 
 def time_section(measured: Mapping[str, Measurement]) -> Section:
-    """Where the wall time goes, before and after, and how busy the device was by each source."""
+    """Return the section on the time breakdown and on how busy the device was by each source."""
     parts = {
         title: figures.breakdown
         for title, figures in measured.items()
         if figures.breakdown is not None
     }
-    remarks = tuple(
-        f"{title}: {describe_exchange(figures.communication)}{', counted as synchronising' if title in parts else ''}."
-        for title, figures in measured.items()
-        if figures.communication is not None
-    )
+    remarks = []
+    for title, figures in measured.items():
+        if figures.communication is not None:
+            counted = ", counted as synchronising" if title in parts else ""
+            remarks.append(f"{title}: {describe_exchange(figures.communication)}{counted}.")
     sources = dict.fromkeys(
         reading.source for figures in measured.values() for reading in figures.busy_readings
     )
@@ -329,45 +314,41 @@ def time_section(measured: Mapping[str, Measurement]) -> Section:
         _bars(measured, parts),
         _table(parts),
         busy,
-        Bullets(sentences=remarks, is_remark=True),
+        Bullets(sentences=tuple(remarks), is_remark=True),
     )
     return Section(title="Where the time goes", blocks=blocks)
 
 
 def ceiling_section(measured: Mapping[str, Measurement]) -> Section:
-    """What the loader and the device reach alone, and copying between them where anything is copied."""
-    headrooms = {title: headroom_in(known) for title, known in measured.items()}
-    rows = [
-        {
-            "": title,
-            "samples/s": show(known.samples_per_s, "plain_rate"),
-            "loader alone": show(known.loader_ceiling, "plain_rate"),
-            "device alone": show(known.device_ceiling, "plain_rate"),
-            _COPYING: show(known.copy_ceiling, "plain_rate"),
-            _HOST: show(known.host_ceiling, "plain_rate"),
-            "share of the device's": show(
-                (room := headrooms[title]) and room.share_of_device, "share"
-            ),
-            "share of the lowest": show(room and room.share_of_lower, "share"),
-        }
-        for title, known in measured.items()
-        if any(
-            rate is not None
-            for rate in (known.loader_ceiling, known.device_ceiling, known.copy_ceiling)
-        )
-    ]
-    remarks = [_CEILINGS] if rows else []
-    remarks += (
-        [_COPIES] if any(known.copy_ceiling is not None for known in measured.values()) else []
-    )
-    remarks += (
-        [_LAUNCHING] if any(known.host_ceiling is not None for known in measured.values()) else []
-    )
-    is_held_alone = any(
-        room is not None and room.device_ceiling > (measured[title].device_ceiling or 0.0)
-        for title, room in headrooms.items()
-    )
-    remarks += [_HELD_ALONE] if is_held_alone else []
+    """Return the section on ceilings: loader, device, copying and host, each alone."""
+    rows = []
+    is_held_alone = False
+    for title, known in measured.items():
+        room = headroom_in(known)
+        if room is not None and room.device_ceiling > (known.device_ceiling or 0.0):
+            is_held_alone = True
+        if list_known([known.loader_ceiling, known.device_ceiling, known.copy_ceiling]):
+            rows.append(
+                {
+                    "": title,
+                    "samples/s": show(known.samples_per_s, "plain_rate"),
+                    "loader alone": show(known.loader_ceiling, "plain_rate"),
+                    "device alone": show(known.device_ceiling, "plain_rate"),
+                    _COPYING: show(known.copy_ceiling, "plain_rate"),
+                    _HOST: show(known.host_ceiling, "plain_rate"),
+                    "share of the device's": show(room and room.share_of_device, "share"),
+                    "share of the lowest": show(room and room.share_of_lower, "share"),
+                }
+            )
+    remarks = []
+    if rows:
+        remarks.append(_CEILINGS)
+    if list_known(known.copy_ceiling for known in measured.values()):
+        remarks.append(_COPIES)
+    if list_known(known.host_ceiling for known in measured.values()):
+        remarks.append(_LAUNCHING)
+    if is_held_alone:
+        remarks.append(_HELD_ALONE)
     sentences = (" ".join(remarks),) if remarks else ()
     blocks = (
         tabulate(rows, optional=(_COPYING, _HOST)),
@@ -377,7 +358,7 @@ def ceiling_section(measured: Mapping[str, Measurement]) -> Section:
 
 
 def loader_section(measured: Mapping[str, Measurement]) -> Section:
-    """What data costs inside the loader."""
+    """Return the section on the cost of an item inside the loader."""
     known = {
         title: figures.loader_costs
         for title, figures in measured.items()
@@ -393,12 +374,12 @@ def loader_section(measured: Mapping[str, Measurement]) -> Section:
 
 
 def loader_facts(costs: LoaderCosts) -> dict[str, str]:
-    """The same of one configuration, by name."""
+    """Return the loader's costs of one configuration by name."""
     return {name: show(getattr(costs, field), unit) for name, (field, unit) in _COSTS.items()}
 
 
 def fullness_facts(fullness: Fullness | None) -> dict[str, str]:
-    """How full the device's busy time was, by name."""
+    """Return how full the device's busy time was, by name."""
     return {
         name: show(getattr(fullness, field, None), "share") for field, name in _FULLNESS.items()
     }
@@ -439,27 +420,23 @@ def _table(parts: Mapping[str, TimeBreakdown]) -> Table:
 
 
 def _busy_facts(figures: Measurement, sources: Iterable[str]) -> dict[str, str]:
-    """How busy the device was by each of the sources, and how full that time was."""
+    """Return how busy the device was by each source, and how full that time was."""
     fractions = {reading.source: reading.fraction for reading in figures.busy_readings}
     busy = {f"busy: {one_line(source)}": show(fractions.get(source), "share") for source in sources}
     return busy | fullness_facts(figures.fullness)
 
 
-# Memory: the fitted lines, of which settings they are and for how many loader workers, and the
-# stress run.
-#
-# Comes in: a RunSummary. Goes out: MemoryLines for the plots, notes, and Sections without markup.
-
+# Memory: fitted lines and the stress run.
 
 _MEMORY_REMARK = (
     "Lines fitted to the trials' peak memory; the error is half of the 95 % prediction interval. "
-    "The last column is "
-    "the largest batch that is sure to fit the limit; only batches that were run are recommended."
+    "Last column: the largest batch that is sure to fit the limit; only batches that ran are "
+    "recommended."
 )
 
 
 def list_memory_lines(summary: RunSummary) -> tuple[MemoryLine, ...]:
-    """Every kind's line, as it holds with the recommended settings otherwise, their loader workers among them."""
+    """Return a line for each kind of memory use, with the recommended number of loader workers."""
     only_ram = summary.environment.has_only_ram
     return memory_lines(
         summary.trials, _settings(summary), summary.limit_bytes, limit_is_ram=only_ram
@@ -467,40 +444,39 @@ def list_memory_lines(summary: RunSummary) -> tuple[MemoryLine, ...]:
 
 
 def lines_of_group(summary: RunSummary, lines: Sequence[MemoryLine]) -> tuple[MemoryLine, ...]:
-    """The lines of all precisions on the devices that the recommended settings run on."""
+    """Return the lines of all precisions on the recommended strategy and number of devices."""
     own = _group(_settings(summary))
     return tuple(line for line in lines if _group(line.config) == own)
 
 
 def say_memory_line(summary: RunSummary, lines: Sequence[MemoryLine]) -> tuple[str, ...]:
-    """The line of the recommended settings' kind, in a sentence; () where there is none."""
+    """Return the line of the recommended settings as a sentence; () if there is none."""
     kind = memory_kind(_settings(summary))
     return tuple(
         f"Memory of {_name_line(line, lines)}: {_base(line)} + "
-        f"{show(line.bytes_per_sample, 'bytes')} a sample, "
-        f"± {show(line.error_bytes, 'bytes')}."
+        f"{show(line.bytes_per_sample, 'bytes')} a sample, ± {show(line.error_bytes, 'bytes')}."
         for line in lines
         if memory_kind(line.config) == kind
     )
 
 
 def describe_group(own: Sequence[MemoryLine], lines: Sequence[MemoryLine]) -> str:
-    """Whose lines `own` are, where there are others, and for how many workers; "" or with a space before."""
+    """Return which devices and workers the lines `own` hold for; "" or with a leading space."""
     has_others = 0 < len(own) < len(lines)
     whose = f" They are for {name_group(*_group(own[0].config))} only." if has_others else ""
     return whose + "".join(f" {remark}" for remark in _workers(own))
 
 
 def memory_table(summary: RunSummary, lines: Sequence[MemoryLine]) -> tuple[Table, Bullets]:
-    """Each line in a row, and what is to know of them."""
+    """Return the fitted memory lines as a table, with footnotes."""
     remarks = (_MEMORY_REMARK, *_workers(lines)) if lines else ()
-    remarks += tuple(_say_not_excluded(summary))
+    remarks += tuple(_describe_not_excluded(summary))
     table = tabulate(_row(line, lines, summary.limit_bytes) for line in lines)
     return table, Bullets(sentences=remarks, is_remark=True)
 
 
-def _say_not_excluded(summary: RunSummary) -> Iterator[str]:
-    """Yield which memory may grow to the limit within a day, as far as the short windows show."""
+def _describe_not_excluded(summary: RunSummary) -> Iterator[str]:
+    """Yield which memory might still grow to the limit within a day: the windows were short."""
     chosen = summary.recommendation
     runs = runs_of(summary.trials, 0 if chosen is None else chosen.number)
     if kinds := kinds_not_excluded(runs, MemoryLimits.on(summary.environment, summary.limit_bytes)):
@@ -511,88 +487,87 @@ def _say_not_excluded(summary: RunSummary) -> Iterator[str]:
 
 
 def stress_section(summary: RunSummary) -> Section:
-    """The recommended configuration on the largest samples."""
-    steps = Bullets(sentences=tuple(_say_stress(summary)))
+    """Return the section on the stress run: the recommended configuration on the largest samples."""
+    steps = Bullets(sentences=tuple(_describe_stress(summary)))
     return Section(title="Stress run: do the largest samples fit?", blocks=(steps,), is_brief=True)
 
 
-def _say_stress(summary: RunSummary) -> Iterator[str]:
+def _describe_stress(summary: RunSummary) -> Iterator[str]:
     found = summary.recommendation
     if found is None or found.stress is None:
         return
+    # What ran
     stress = found.stress
-    load = load_of(found.stress, found.config, summary.environment, summary.facts)
+    load = load_of(stress, found.config, summary.environment, summary.facts)
     count = format_count(stress.steps, "step")
-    took = show(stress.seconds, "duration")
-    batches = "" if stress.remark else ", ordinary batches and the largest samples in turns"
-    yield f"The recommended settings trained for {count} ({took}){f' {load.where}' * bool(load.where)}{batches}."
+    ran = f"The recommended settings trained for {count} ({show(stress.seconds, 'duration')})"
+    if load.where:
+        ran += f" {load.where}"
     if stress.remark:
+        yield f"{ran}."
         yield str(stress.remark)
+    else:
+        yield f"{ran}, ordinary batches interleaved with the largest samples."
+    # Its memory: one process ran, and what all ranks need follows from it
     limit = summary.limit_bytes
-    own = format_bytes_beside(load.own_bytes, limit)
-    whole = format_bytes_beside(load.peak_bytes, limit)
-    kept = (
-        f"{'within' if load.peak_bytes <= limit else 'above'} the limit of {show(limit, 'bytes')}"
-    )
-    group = f", that is up to {whole} for {_bearer(load)}" if load.is_more else ""
-    yield f"Peak memory: {own}{group}, {kept} ({stress.memory.source})."
+    peak = f"Peak memory: {format_bytes_beside(load.own_bytes, limit)}"
+    if load.is_more:
+        whole = format_bytes_beside(load.peak_bytes, limit)
+        peak += f", that is up to {whole} for {_bearer(load)}"
+    side = "within" if load.peak_bytes <= limit else "above"
+    yield f"{peak}, {side} the limit of {show(limit, 'bytes')} ({stress.memory.source})."
+    # The samples
     largest = show(stress.largest_item_bytes, "bytes")
     median = show(stress.median_item_bytes, "bytes")
-    sizes = (
-        f"all have {largest}"
-        if largest == median
-        else f"the largest has {largest}, the median {median}"
-    )
+    sizes = f"the largest has {largest}, the median {median}"
+    if largest == median:
+        sizes = f"all have {largest}"
     yield f"Sizes of {format_count(stress.items_seen, 'item')} were read: {sizes}."
 
 
 def _bearer(load: Load) -> str:
-    """Whose memory counts together: "2 ranks with 64.0 MiB of gradient buckets each"."""
-    who, each = ("a rank", "") if load.ranks == 1 else (f"{load.ranks} ranks", " each")
-    return (
-        f"{who} with {show(load.bucket_bytes, 'bytes')} of gradient buckets{each}"
-        if load.bucket_bytes
-        else who
-    )
+    """Return whose memory counts together: "2 ranks with 64.0 MiB of gradient buckets each"."""
+    who = "a rank" if load.ranks == 1 else f"{load.ranks} ranks"
+    if not load.bucket_bytes:
+        return who
+    each = "" if load.ranks == 1 else " each"
+    return f"{who} with {show(load.bucket_bytes, 'bytes')} of gradient buckets{each}"
 
 
 def _row(line: MemoryLine, lines: Sequence[MemoryLine], limit_bytes: int) -> dict[str, str]:
     farthest = 4 * line.batches[-1]
     largest = line.largest_batch(limit_bytes, farthest + 1)
+    fitting = f"{largest:,}" if largest else NO_VALUE
+    if largest > farthest:
+        fitting = f"over {farthest:,}"
     return {
         "precision": _name_line(line, lines),
         "trials": str(len(line.batches)),
         "at batch 0": _base(line),
         "a sample": show(line.bytes_per_sample, "bytes"),
         "± error": show(line.error_bytes, "bytes"),
-        "batch at the limit": f"over {farthest:,}"
-        if largest > farthest
-        else f"{largest:,}"
-        if largest
-        else NO_VALUE,
+        "batch at the limit": fitting,
     }
 
 
 def _name_line(line: MemoryLine, lines: Sequence[MemoryLine]) -> str:
-    """Its precision, and its devices where the lines are of several groups: "float32, ddp × 2"."""  # noqa: RUF002 - a times sign
-    has_others = len({_group(other.config) for other in lines}) > 1
-    return (
-        f"{line.config.amp_dtype}, {name_group(*_group(line.config))}"
-        if has_others
-        else line.config.amp_dtype
-    )
+    """Return its precision, with its devices if lines differ in them: "float32, ddp × 2"."""  # noqa: RUF002 - a times sign
+    if len({_group(other.config) for other in lines}) <= 1:
+        return line.config.amp_dtype
+    return f"{line.config.amp_dtype}, {name_group(*_group(line.config))}"
 
 
 def _base(line: MemoryLine) -> str:
-    """What a batch comes on top of: "199 MiB", or "141 MiB + 58.0 MiB for 2 loader workers"."""
-    workers = line.workers_bytes
-    alone = show(line.intercept_bytes - workers, "bytes")
-    whose = format_count(line.config.num_workers, "loader worker")
-    return f"{alone} + {show(workers, 'bytes')} for {whose}" if workers else alone
+    """Return the memory without a batch: "199 MiB", "141 MiB + 58.0 MiB for 2 loader workers"."""
+    alone = show(line.intercept_bytes - line.workers_bytes, "bytes")
+    if not line.workers_bytes:
+        return alone
+    workers = format_count(line.config.num_workers, "loader worker")
+    return f"{alone} + {show(line.workers_bytes, 'bytes')} for {workers}"
 
 
 def _workers(lines: Sequence[MemoryLine]) -> tuple[str, ...]:
-    """For how many loader workers lines hold, where that makes a difference."""
+    """Return for how many loader workers lines hold, if that makes a difference."""
     counts = [line.config.num_workers for line in lines if line.workers_bytes]
     return (f"The lines hold for {format_count(counts[0], 'loader worker')}.",) if counts else ()
 
@@ -605,24 +580,20 @@ def _group(config: TrainingConfig) -> tuple[str, int]:
     return config.strategy, config.world_size
 
 
-# Several devices: whether they help, what limits them, what would help, each rank's figures.
-#
-# Comes in: the comparison of a search's strategies, or the ranks of a measurement. Goes out:
-# Sections without markup.
-
+# Several devices: whether they help, their bottlenecks, advice, and each rank's figures.
 
 _STRATEGY_HEADS = ("", "samples/s", "interval", "efficiency", "exposed", "hidden")
 
 
 def scaling_sections(summary: RunSummary, columns: Sequence[Column]) -> tuple[Section, ...]:
-    """Return whether more devices help, and why; () where no trial had more than one."""
+    """Return the sections on several devices; () if no trial had more than one."""
     comparison = _compare(summary)
     if comparison is None:
         return ()
     group = "" if comparison.fastest is None else _name(comparison.fastest)
     bests = [entry.best for entry in comparison.entries]
     kinds = ["failed" if best is None else role_of(best.number, summary) for best in bests]
-    answer = Paragraph(text=_say_answer(comparison))
+    answer = Paragraph(text=_describe_answer(comparison))
     remarks = Bullets(sentences=tuple(_remarks(comparison)), is_remark=True)
     table = tabulate(map(_strategy_row, comparison.entries), _STRATEGY_HEADS, kinds=kinds)
     advice = advice_table(comparison.advice)
@@ -640,13 +611,13 @@ def scaling_sections(summary: RunSummary, columns: Sequence[Column]) -> tuple[Se
 def rank_section(
     ranks: Sequence[RankFigures], whose: str = "", remarks: Sequence[str] = ()
 ) -> tuple[Section, ...]:
-    """Each rank's own figures, the uneven ones named, and further remarks; () for a single process."""
+    """Return the section on each rank, naming uneven ones; () for a single process."""
     if not ranks:
         return ()
     devices = name_devices(ranks)
     uneven = [
         f"Rank {rank} ({devices[rank]}) is uneven: its {side} alone reaches {show(share, 'share')} "
-        f"of the others'."
+        "of the others'."
         for rank, (side, share) in uneven_ranks(ranks).items()
     ]
     table = tabulate(_rank_row(rank, devices[rank.rank]) for rank in ranks)
@@ -656,10 +627,10 @@ def rank_section(
 
 
 def _compare(summary: RunSummary) -> StrategyComparison | None:
-    """The strategies of a search; None where every trial had one device.
+    """Compare the strategies of a search; None if every trial had one device.
 
-    What a further run or a stress run has refuted counts as tried, and may not be the best of its
-    strategy.
+    A configuration that a further run or a stress run refuted counts as tried, but can't be the
+    best of its strategy.
     """
     found = summary.recommendation
     if found is None:
@@ -675,7 +646,7 @@ def _name(best: StrategyBest) -> str:
     return name_group(best.config.strategy, best.config.world_size)
 
 
-def _say_answer(comparison: StrategyComparison) -> str:
+def _describe_answer(comparison: StrategyComparison) -> str:
     fastest = comparison.fastest
     if fastest is None:
         tried = format_count(
@@ -692,11 +663,13 @@ def _say_answer(comparison: StrategyComparison) -> str:
         share = show(comparison.bottlenecks[0].share, "share")
         reason = f" Main bottleneck: {cause}, {share} of its time."
     elif efficiency.value < 1 - LEAST_SHARE:
-        reason = " None of the measured figures explains what limits it."
-    return _say_verdict(comparison, fastest, ratio) + reason
+        reason = " No measurement explains what limits it."
+    return _describe_verdict(comparison, fastest, ratio) + reason
 
 
-def _say_verdict(comparison: StrategyComparison, fastest: StrategyBest, ratio: Interval) -> str:
+def _describe_verdict(
+    comparison: StrategyComparison, fastest: StrategyBest, ratio: Interval
+) -> str:
     count = fastest.config.world_size
     interval = show_interval(ratio.low, ratio.high, "times")
     rate = f"{_name(fastest)} trains {show(ratio.value, 'times')} times as fast as one device ({interval}"
@@ -706,7 +679,8 @@ def _say_verdict(comparison: StrategyComparison, fastest: StrategyBest, ratio: I
     if comparison.helps == "no":
         who = "the second device does" if count == 2 else f"{count} devices do"
         return f"No, {who} not help: {rate})."
-    return f"Not measurably: {rate}{', which includes 1' * (interval != 'unknown')})."
+    includes = "" if interval == "unknown" else ", which includes 1"
+    return f"Not measurably: {rate}{includes})."
 
 
 def _strategy_row(entry: StrategyEntry) -> dict[str, str]:
@@ -715,18 +689,18 @@ def _strategy_row(entry: StrategyEntry) -> dict[str, str]:
     if best is None:
         return name
     rate = best.samples_per_s
-    talk = best.communication
+    exchange = best.communication
     return name | {
         "samples/s": show(rate.value, "plain_rate"),
         "interval": show_interval(rate.low, rate.high, "plain_rate"),
         "efficiency": NO_VALUE if best.efficiency is None else _format_efficiency(best.efficiency),
-        "exposed": show(talk and talk.exposed_fraction, "share"),
-        "hidden": show(talk and talk.hidden_fraction, "share"),
+        "exposed": show(exchange and exchange.exposed_fraction, "share"),
+        "hidden": show(exchange and exchange.hidden_fraction, "share"),
     }
 
 
 def _format_efficiency(efficiency: Interval) -> str:
-    """With its interval beside it: "91 % (87 to 95)"."""
+    """Return it with its interval: "91 % (87 to 95)"."""
     low, high = (
         f"{100 * end:.0f}" if isfinite(end) else "unknown"
         for end in (efficiency.low, efficiency.high)
@@ -735,7 +709,7 @@ def _format_efficiency(efficiency: Interval) -> str:
 
 
 def _remarks(comparison: StrategyComparison) -> Iterator[str]:
-    """Yield what must be known to read the table."""
+    """Yield the footnotes of the table of strategies."""
     yield f"Shown: {'; '.join(map(_describe_choice, comparison.entries))}."
     if comparison.other_changes:
         names = ", ".join(comparison.other_changes)
@@ -747,8 +721,7 @@ def _remarks(comparison: StrategyComparison) -> Iterator[str]:
     ):
         yield (
             "Exposed: share of a step that exchanging gradients adds. Hidden: share of the "
-            "exchange that overlaps with "
-            "the backward pass."
+            "exchange that overlaps with the backward pass."
         )
 
 
@@ -763,7 +736,7 @@ def _describe_choice(entry: StrategyEntry) -> str:
 def _ranks_of(
     comparison: StrategyComparison, summary: RunSummary, columns: Sequence[Column]
 ) -> tuple[Section, ...]:
-    """The recommended group's ranks; where one device is recommended, the fastest group's."""
+    """Return the section on the recommended group's ranks, or the fastest group's for one device."""
     found = summary.recommendation
     fastest = comparison.fastest
     if found is not None and (fastest is None or found.number != fastest.number):
@@ -776,12 +749,10 @@ def _ranks_of(
             )
     if fastest is None:
         return ()
+    remarks = []
     is_limiting = any(bottleneck.cause == "uneven_rank" for bottleneck in comparison.bottlenecks)
-    remarks = (
-        ()
-        if is_limiting or not uneven_ranks(fastest.ranks)
-        else ("That does not limit the group here.",)
-    )
+    if uneven_ranks(fastest.ranks) and not is_limiting:
+        remarks.append("That does not limit the group here.")
     return rank_section(fastest.ranks, _name(fastest), remarks)
 
 
@@ -797,23 +768,22 @@ def _rank_row(rank: RankFigures, device: str) -> dict[str, str]:
     }
 
 
-# What was run: trials, repeats, failures, and the precision check.
-#
-# Comes in: a RunSummary. Goes out: Sections whose blocks are empty where there is nothing to show.
+# Trials: their table, repeated runs, failures, and the precision check.
 
-
-_LONGEST_REASON = 160  # cells of a table, our convention; "Failures" has the whole
-_LONGEST_MESSAGE = (
-    2000  # characters, our convention: an exception's message may hold a whole tensor
-)
-# Rows of the table of trials, our convention: some four pages; five times what a search runs by
-# itself.
+_LONGEST_REASON = 160
+"""Terminal cells of a reason in the table; "Failures" has the whole. Source: our convention."""
+_LONGEST_MESSAGE = 2000
+"""Characters of a message, which may hold a whole tensor. Source: our convention."""
+_LONGEST_TRACEBACK = 20_000
+"""Characters of a traceback: some 250 lines, more than one without recursion has."""
 _MOST_SHOWN = 200
-_NUMBERS_SHOWN = 3  # trials of a failure that are named: our convention
+"""Rows of the table of trials: some four pages. Source: our convention."""
+_NUMBERS_SHOWN = 3
+"""Trials named for each kind of failure. Source: our convention."""
 _OWN_REASON_EACH: frozenset[Outcome] = frozenset({"crashed", "invalid"})
-"""Outcomes whose reasons name different faults; elsewhere reasons differ in their figures alone."""
+"""Outcomes whose reasons name different faults; reasons of the others differ only in figures."""
 _ENERGY = "energy a sample"
-"""A column that is left out where no device reports it."""
+"""Optional column, shown only if a device reports energy."""
 _INTERVAL = "interval"
 _HEADS = (
     "#",
@@ -828,29 +798,27 @@ _HEADS = (
     "reason",
 )
 _PRECISION_REMARK = (
-    "The same weights and batches, trained in float32 and with the trial's settings; the result is "
-    "for that precision."
+    "The same weights and batches, trained in float32 and with the trial's settings; the result "
+    "applies to that precision."
 )
 
 
 def trial_section(summary: RunSummary, table: Table) -> Section:
-    """The trials of the table, how many it leaves out, and where the column "busy" comes from."""
+    """Return the section with the table of trials and its footnotes."""
     sources = _busy_sources((trial.number, trial.measurement) for trial in _shown(summary))
-    left_out: tuple[str, ...] = ()
+    left_out = []
     if len(table.rows) < len(summary.trials):
         count = f"{len(table.rows)} of {format_count(len(summary.trials), 'trial')}"
-        left_out = (
-            (
-                f"{count} are shown: the baseline, what ran more than once, the best, and "
-                "failures; trials.jsonl has all."
-            ),
+        left_out.append(
+            f"{count} are shown: the baseline, what ran more than once, the best, and failures; "
+            "trials.jsonl has all."
         )
-    blocks = (table, Bullets(sentences=left_out, is_remark=True), sources)
+    blocks = (table, Bullets(sentences=tuple(left_out), is_remark=True), sources)
     return Section(title="Trials, each by its first run", blocks=blocks)
 
 
 def trial_table(summary: RunSummary) -> Table:
-    """Every trial in a row; of many those that tell most."""
+    """Tabulate every trial; if there are many, the most informative ones."""
     trials = _shown(summary)
     kinds = [
         role_of(trial.number, summary) or ("" if trial.is_feasible else "failed")
@@ -865,25 +833,26 @@ def trial_table(summary: RunSummary) -> Table:
 
 
 def _shown(summary: RunSummary) -> list[TrialRecord]:
-    """All trials, or of many those with a role, those that ran more than once, the best, and the first that failed."""
+    """Return all trials, or of many those with a role, repeated ones, the best, and the first failures."""
     trials = summary.trials
-    found = summary.recommendation
     if len(trials) <= _MOST_SHOWN:
         return list(trials)
-    named = {0, *(trial.number for trial in trials if trial.repeats)} | (
-        {found.number} if found is not None else set()
-    )
+    named = {0, *(trial.number for trial in trials if trial.repeats)}
+    if summary.recommendation is not None:
+        named.add(summary.recommendation.number)
+    first = [trial for trial in trials if trial.number in named]
     best = sorted((trial for trial in trials if trial.is_feasible), key=score_value, reverse=True)
     failed = [trial for trial in trials if not trial.is_feasible]
-    first = [trial for trial in trials if trial.number in named]
-    fewest_best = _MOST_SHOWN - _MOST_SHOWN // 4
-    telling = [*first, *best[:fewest_best], *failed, *best[fewest_best:]]
-    numbers = set([*dict.fromkeys(trial.number for trial in telling)][:_MOST_SHOWN])
-    return [trial for trial in trials if trial.number in numbers]
+    # failures get at least a quarter of the rows, less the named ones
+    most_best = _MOST_SHOWN - _MOST_SHOWN // 4
+    by_interest = [*first, *best[:most_best], *failed, *best[most_best:]]
+    numbers = list(dict.fromkeys(trial.number for trial in by_interest))
+    shown = set(numbers[:_MOST_SHOWN])
+    return [trial for trial in trials if trial.number in shown]
 
 
 def repeat_section(summary: RunSummary) -> Section:
-    """Every run of what ran more than once, in the order in which they ended."""
+    """Return the section on repeated runs, in the order in which they ended."""
     runs = [
         (result.at_s, trial, place, result)
         for trial in summary.trials
@@ -891,20 +860,16 @@ def repeat_section(summary: RunSummary) -> Section:
         for place, result in enumerate(trial.results, 1)
     ]
     in_order = sorted(runs, key=lambda run: run[0])
+    rows = [
+        _repeat(summary.run_spread, trial, place, result) for _, trial, place, result in in_order
+    ]
+    measured = [(trial.number, result.measurement) for _, trial, _, result in runs]
     table = _with_interval_named(
-        tabulate(
-            (
-                _repeat(summary.run_spread, trial, place, result)
-                for _, trial, place, result in in_order
-            ),
-            optional=(_ENERGY,),
-        ),
-        summary,
-        (result.measurement for *_, result in runs),
+        tabulate(rows, optional=(_ENERGY,)), summary, (run for _, run in measured)
     )
-    sources = _busy_sources((trial.number, result.measurement) for _, trial, _, result in runs)
-    claims = Bullets(sentences=_claims(summary) if runs else (), is_remark=True)
-    return Section(title="Settings that ran more than once", blocks=(table, sources, claims))
+    sources = _busy_sources(measured)
+    speedups = Bullets(sentences=_compare_with_measured(summary) if runs else (), is_remark=True)
+    return Section(title="Settings that ran more than once", blocks=(table, sources, speedups))
 
 
 def _with_interval_named(
@@ -916,22 +881,22 @@ def _with_interval_named(
     return replace(table, heads=tuple(name if head == _INTERVAL else head for head in table.heads))
 
 
-def _claims(summary: RunSummary) -> tuple[str, ...]:
-    """What was measured beside what is claimed."""
+def _compare_with_measured(summary: RunSummary) -> tuple[str, ...]:
+    """Return the footnote that compares the measured with the reported speed-up."""
     found = summary.recommendation
     if found is None or found.speedup is None or found.measured_speedup is None:
         return ()
     measured = (
         f"Measured over all runs: {format_times(found.measured_speedup.value)} times the baseline"
     )
-    claimed = f"claimed: {format_times(found.speedup.value)} times, because the best of several trials is partly luck"
+    claimed = f"reported: {format_times(found.speedup.value)} times, because the best of several trials is partly luck"
     return (f"{measured}; {claimed}.",)
 
 
 def failure_section(summary: RunSummary) -> Section:
-    """Trials that did not end well by what they have in common, the largest group first.
+    """Return the section on failed trials, grouped by fault, the largest group first.
 
-    Those that were stopped early as too slow are no failures.
+    Trials stopped early for being too slow are not failures.
     """
     groups: dict[tuple[Outcome, str], list[TrialRecord]] = {}
     for trial in summary.trials:
@@ -943,31 +908,33 @@ def failure_section(summary: RunSummary) -> Section:
 
 
 def _fault(trial: TrialRecord) -> str:
-    """What tells faults of one outcome apart; a refusal by the precision check is not the trial's own."""
+    """Return the key that groups failures of one outcome."""
     if trial.outcome not in _OWN_REASON_EACH and not trial.is_refused:
         return ""
     return trial.reason if trial.result.failure is None else trial.result.failure.signature
 
 
 def _failure(trials: list[TrialRecord], limit_bytes: int) -> Trace:
-    """Which trials, the first few by number, the first one's reason, and its traceback where there is one."""
+    """Describe a group of failures: its trials, and the first one's reason and traceback."""
     first = trials[0]
+    which = "trials" if len(trials) > 1 else "trial"
+    which += " " + ", ".join(str(trial.number) for trial in trials[:_NUMBERS_SHOWN])
     more = len(trials) - _NUMBERS_SHOWN
+    if more > 0:
+        which += f" and {more} more"
     reason = one_line(cut_middle(_reason(first, limit_bytes), _LONGEST_MESSAGE))
-    numbers = ", ".join(str(trial.number) for trial in trials[:_NUMBERS_SHOWN])
-    # some 250 lines, more than a traceback without recursion has
-    traceback = (
-        "" if first.result.failure is None else cut_middle(first.result.failure.traceback, 20_000)
-    )
+    traceback = ""
+    if first.result.failure is not None:
+        traceback = cut_middle(first.result.failure.traceback, _LONGEST_TRACEBACK)
     return Trace(
         count=f"{len(trials)} {OUTCOMES[first.outcome]}",
-        text=f"trial{'s' if len(trials) > 1 else ''} {numbers}{f' and {more} more' * (more > 0)}: {reason}",
+        text=f"{which}: {reason}",
         traceback=without_controls(traceback).strip("\n"),
     )
 
 
 def _reason(trial: TrialRecord, limit_bytes: int) -> str:
-    """Why a trial is no candidate; memory in the same unit as everywhere else in the report."""
+    """Return why a trial failed, with memory in the units of the report."""
     again = trial.refuted_by
     if trial.outcome == "ok" and again is not None:
         return f"when it was run again: {again.reason or OUTCOMES[again.outcome]}"
@@ -979,7 +946,7 @@ def _reason(trial: TrialRecord, limit_bytes: int) -> str:
 
 
 def precision_section(summary: RunSummary) -> Section:
-    """What cheaper precisions and compiled models showed against float32."""
+    """Return the section on precisions and compiled models compared with float32."""
     checked = [
         (trial, trial.result.guard) for trial in summary.trials if trial.result.guard is not None
     ]
@@ -1044,7 +1011,7 @@ def _show_run_interval(run: Measurement, spread: RunSpread) -> str:
 
 
 def _busy_sources(runs: Iterable[tuple[int, Measurement | None]]) -> Bullets:
-    """Where the column "busy" comes from: the source that scores are made from, and the trials that used another."""
+    """Return the footnote on the sources of "busy": the usual one, and trials that used another."""
     numbers: dict[str, dict[int, None]] = {}
     for number, run in runs:
         if run is not None and run.busy_source is not None:
@@ -1055,10 +1022,7 @@ def _busy_sources(runs: Iterable[tuple[int, Measurement | None]]) -> Bullets:
     return Bullets(sentences=remarks, is_remark=True)
 
 
-# Names and values: the machine, the workload, the run's options, the files of the run folder.
-#
-# Comes in: an Environment, WorkloadFacts, a RunSummary, a folder. Goes out: dicts of short texts.
-
+# Facts: the machine, the workload, the run's options, the files of the run folder.
 
 _FILES = {
     "recommended.yaml": "the settings to use; autotune.load() reads them",
@@ -1073,7 +1037,7 @@ _FILES = {
 
 
 def list_files(run_dir: Path, written: Container[str] = ()) -> dict[str, str]:
-    """The run folder's files that are there, or will be: {name: what it holds}."""
+    """Return the run folder's files that exist or will be written: {name: content}."""
     return {
         name: purpose
         for name, purpose in _FILES.items()
@@ -1082,31 +1046,37 @@ def list_files(run_dir: Path, written: Container[str] = ()) -> dict[str, str]:
 
 
 def show_path(path: Path) -> str:
-    """A path, relative where it lies below the working directory."""
+    """Return a path, relative if it is below the working directory."""
     absolute = path.absolute()
-    return (
-        str(absolute.relative_to(Path.cwd()))
-        if absolute.is_relative_to(Path.cwd())
-        else str(absolute)
-    )
+    if absolute.is_relative_to(Path.cwd()):
+        return str(absolute.relative_to(Path.cwd()))
+    return str(absolute)
 
 
 def describe_environment(environment: Environment) -> dict[str, str]:
-    """The machine, or each of several: {what: its value}."""
+    """Return the machine's facts by name."""
     memory = show(environment.device_memory_bytes, "bytes")
     ram = show(environment.ram_bytes, "bytes")
-    each, on_each = (
-        (f"{environment.hosts} hosts, each: ", " on each host")
-        if environment.hosts > 1
-        else ("", "")
-    )
-    unlike = f": {', '.join(environment.device_names)}" if environment.device_names else ""
-    nodes = f" of {environment.numa_nodes} NUMA nodes" if environment.numa_nodes > 1 else ""
+    each = ""
+    on_each = ""
+    if environment.hosts > 1:
+        each = f"{environment.hosts} hosts, each: "
+        on_each = " on each host"
+    devices = ""
+    if environment.device_count > 1:
+        devices = f"{environment.device_count}{on_each}"
+        if environment.device_names:
+            devices += f": {', '.join(environment.device_names)}"
+    nodes = ""
+    if environment.numa_nodes > 1:
+        nodes = f" of {environment.numa_nodes} NUMA nodes"
+    torch = environment.torch
+    if environment.cuda is not None:
+        torch += f", CUDA {environment.cuda}"
+    versions = [f"{name} {version}" for name, version in sorted(environment.versions.items())]
     facts = {
         "device": f"{each}{environment.device_name} ({environment.device}, {memory})",
-        "devices": f"{environment.device_count}{on_each}{unlike}"
-        if environment.device_count > 1
-        else "",
+        "devices": devices,
         "driver": environment.driver or "",
         "precisions": ", ".join(environment.native_amp_dtypes),
         "TF32 switches": ", ".join(environment.tf32_overrides),
@@ -1114,11 +1084,8 @@ def describe_environment(environment: Environment) -> dict[str, str]:
         "malloc": _describe_malloc(environment),
         "platform": environment.platform,
         "python": environment.python,
-        "torch": environment.torch
-        + (f", CUDA {environment.cuda}" if environment.cuda is not None else ""),
-        "packages": ", ".join(
-            f"{name} {version}" for name, version in sorted(environment.versions.items())
-        ),
+        "torch": torch,
+        "packages": ", ".join(versions),
         "fingerprint": environment.fingerprint,
         "note": " ".join(map(str, environment.remarks)),
     }
@@ -1126,19 +1093,20 @@ def describe_environment(environment: Environment) -> dict[str, str]:
 
 
 def _describe_malloc(environment: Environment) -> str:
-    by = " (set for trials)" if environment.keeps_memory else ""
-    return " ".join(environment.malloc) + by
+    malloc = " ".join(environment.malloc)
+    return f"{malloc} (set for trials)" if environment.keeps_memory else malloc
 
 
 def describe_workload(facts: WorkloadFacts) -> dict[str, str]:
-    """What is trained: {what: its value}."""
-    kind = "iterable dataset" if facts.is_iterable else "map-style dataset"
-    kind = "tf.data pipeline" if facts.is_tf_data else kind
-    length = (
-        "unknown length"
-        if facts.dataset_length is None
-        else format_count(facts.dataset_length, "sample")
-    )
+    """Return the workload's facts by name."""
+    kind = "map-style dataset"
+    if facts.is_tf_data:
+        kind = "tf.data pipeline"
+    elif facts.is_iterable:
+        kind = "iterable dataset"
+    length = "unknown length"
+    if facts.dataset_length is not None:
+        length = format_count(facts.dataset_length, "sample")
     own = {
         "data": f"{kind}, {length}",
         "model": format_count(facts.parameter_count, "parameter"),
@@ -1149,7 +1117,7 @@ def describe_workload(facts: WorkloadFacts) -> dict[str, str]:
 
 
 def _describe_script(script: ScriptFacts) -> dict[str, str]:
-    """Who runs a script's loop, and where its data comes from."""
+    """Return the framework of a script's loop, and the place of its loader."""
     if not script.loaders:
         return {"data": "no DataLoader", "loop": script.framework}
     site = script.own_loader or script.loaders[-1]
@@ -1157,7 +1125,7 @@ def _describe_script(script: ScriptFacts) -> dict[str, str]:
 
 
 def describe_run(summary: RunSummary) -> dict[str, str]:
-    """What the search was asked for: {what: its value}."""
+    """Return the options of the search by name."""
     objective = summary.objective
     budget = summary.budget
     timeout = "none" if budget.timeout_s is None else show(budget.timeout_s, "duration")
@@ -1176,15 +1144,11 @@ def describe_run(summary: RunSummary) -> dict[str, str]:
     return known_facts(facts).facts
 
 
-# The result's table: what was measured of each configuration, and the settings in which they
-# differ.
-#
-# Comes in: the columns. Goes out: a Table.
-
+# The table of results: figures of each configuration, and the settings in which they differ.
 
 _WORTH_SHOWING = 0.005
-"""Share of a rate by which corrections change it, from which on the rate as it was counted is shown
-too: our own convention."""
+"""Relative correction from which on the uncorrected throughput is shown too. Source: our
+convention."""
 
 
 def result_table(
@@ -1194,44 +1158,50 @@ def result_table(
     *,
     reference: str = "baseline",
 ) -> Table:
-    """What was measured, then each setting in which a column differs from the first, which is called the reference.
+    """Tabulate the figures of configurations, then the settings in which they differ.
 
-    Without a limit, memory has no share of one.
+    Args:
+        columns: The configurations; the first is the reference.
+        limit_bytes: The memory limit, to show memory as a share of it too; None leaves that out.
+        spread: Run-to-run variation, which intervals include.
+        reference: Name of the first column, for the row of speed-ups.
     """
     figures = [column.figures for column in columns]
     ratios = [column.speedup for column in columns[1:]]
-    gains = [None if ratio is None else (ratio.low, ratio.high) for ratio in ratios]
-    rates = [None if known is None else known.samples_per_s_ci for known in figures]
-    interval = (
-        f"  {name_interval(spread, (is_held_in(column.runs) for column in columns if column.runs))}"
-    )
-    energy = [known and known.joules_per_sample for known in figures]
-    speedups = (
-        (f"times {reference}", "1", *(show(ratio and ratio.value, "times") for ratio in ratios)),
-        (interval, "", *(_show_interval(ends, "times") for ends in gains)),
-    )
-    rows = (
-        ("samples/s", *(show(known and known.samples_per_s, "plain_rate") for known in figures)),
-        (interval, *(_show_interval(ends, "plain_rate") for ends in rates)),
+    held = (is_held_in(column.runs) for column in columns if column.runs)
+    interval = f"  {name_interval(spread, held)}"
+    # Throughput and speed-up
+    rates = [known and known.samples_per_s for known in figures]
+    rate_intervals = [None if known is None else known.samples_per_s_ci for known in figures]
+    rows: list[tuple[str, ...]] = [
+        ("samples/s", *(show(rate, "plain_rate") for rate in rates)),
+        (interval, *(_show_interval(ends, "plain_rate") for ends in rate_intervals)),
         *_raw_rows(columns),
         *_token_rows(figures),
-        *(speedups if any(ratios) else ()),
-        ("busy", *(show(reading and reading.fraction, "share") for reading in list_busy(columns))),
+    ]
+    if any(ratios):
+        gains = [ratio and ratio.value for ratio in ratios]
+        gain_intervals = [None if ratio is None else (ratio.low, ratio.high) for ratio in ratios]
+        rows += [
+            (f"times {reference}", "1", *(show(gain, "times") for gain in gains)),
+            (interval, "", *(_show_interval(ends, "times") for ends in gain_intervals)),
+        ]
+    # The device, the time, memory and energy
+    busy = [reading and reading.fraction for reading in list_busy(columns)]
+    peaks = [None if known is None else known.peak_memory_bytes for known in figures]
+    energy = [known and known.joules_per_sample for known in figures]
+    rows += [
+        ("busy", *(show(fraction, "share") for fraction in busy)),
         *_time_rows(columns),
-        *_memory_rows(
-            [None if known is None else known.peak_memory_bytes for known in figures], limit_bytes
-        ),
-        *(
-            [("energy a sample", *(show(joules, "energy") for joules in energy))]
-            if list_known(energy)
-            else []
-        ),
-    )
+        *_memory_rows(peaks, limit_bytes),
+    ]
+    if list_known(energy):
+        rows.append(("energy a sample", *(show(joules, "energy") for joules in energy)))
+    # Settings
     settings = _setting_rows(columns)
     kinds = (*[""] * len(rows), *["setting"] * len(settings))
-    return Table(
-        heads=("", *(column.title for column in columns)), rows=(*rows, *settings), row_kinds=kinds
-    )
+    heads = ("", *(column.title for column in columns))
+    return Table(heads=heads, rows=(*rows, *settings), row_kinds=kinds)
 
 
 def _show_interval(ends: tuple[float, float] | None, unit: Unit) -> str:
@@ -1239,20 +1209,22 @@ def _show_interval(ends: tuple[float, float] | None, unit: Unit) -> str:
 
 
 def _raw_rows(columns: Sequence[Column]) -> Iterator[tuple[str, ...]]:
-    """Yield the throughput as it was counted, where a correction changes one of them noticeably."""
-    counted = [
-        geometric_mean(run.window.raw_samples_per_s for run in column.runs) if column.runs else None
-        for column in columns
-    ]
-    known = [(column.figures, raw) for column, raw in zip(columns, counted, strict=True)]
-    if any(
-        run and raw and abs(run.samples_per_s / raw - 1) >= _WORTH_SHOWING for run, raw in known
-    ):
+    """Yield the uncorrected throughput, if a correction changes one of them noticeably."""
+    counted: list[float | None] = []
+    is_worth_showing = False
+    for column in columns:
+        raw = None
+        if column.runs:
+            raw = geometric_mean(run.window.raw_samples_per_s for run in column.runs)
+        if raw and column.figures is not None:
+            is_worth_showing |= abs(column.figures.samples_per_s / raw - 1) >= _WORTH_SHOWING
+        counted.append(raw)
+    if is_worth_showing:
         yield "  as counted", *(show(raw, "plain_rate") for raw in counted)
 
 
 def _token_rows(figures: Sequence[Measurement | None]) -> Iterator[tuple[str, ...]]:
-    """Rates in tokens, and the share of padding, where batches have lengths."""
+    """Yield tokens/s and the share of padding, if batches have lengths."""
     rates = [known and known.tokens_per_s for known in figures]
     if list_known(rates):
         yield "tokens/s", *(show(rate, "plain_rate") for rate in rates)
@@ -1262,18 +1234,13 @@ def _token_rows(figures: Sequence[Measurement | None]) -> Iterator[tuple[str, ..
 
 
 def _time_rows(columns: Sequence[Column]) -> Iterator[tuple[str, ...]]:
-    """The parts of the time that take some; the loop's waits where the parts are not known of all columns."""
-    breakdowns = [
-        None if column.figures is None else column.figures.breakdown for column in columns
-    ]
+    """Yield the parts of the time; the loop's waits for data if a column lacks the parts."""
+    breakdowns = [column.figures and column.figures.breakdown for column in columns]
     is_whole = has_parts(columns)
     if not is_whole:
         yield "data wait", *(show(wait, "share") for wait in list_waits(columns))
     for part in PARTS:
-        shares = [
-            None if breakdown is None else breakdown.shares()[part].fraction
-            for breakdown in breakdowns
-        ]
+        shares = [parts and parts.shares()[part].fraction for parts in breakdowns]
         if any(shares) and (is_whole or part != "data_wait"):
             yield PART_NAMES[part], *(show(share, "share") for share in shares)
 
@@ -1282,14 +1249,10 @@ def _memory_rows(peaks: Sequence[int | None], limit_bytes: int | None) -> Iterat
     if limit_bytes is None:
         yield "peak memory", *(show(peak, "bytes") for peak in peaks)
         return
-    yield (
-        "peak memory",
-        *(NO_VALUE if peak is None else format_bytes_beside(peak, limit_bytes) for peak in peaks),
-    )
-    yield (
-        f"  of {show(limit_bytes, 'bytes')}",
-        *(show(peak and peak / limit_bytes, "share") for peak in peaks),
-    )
+    known = [NO_VALUE if peak is None else format_bytes_beside(peak, limit_bytes) for peak in peaks]
+    shares = [None if peak is None else peak / limit_bytes for peak in peaks]
+    yield "peak memory", *known
+    yield f"  of {show(limit_bytes, 'bytes')}", *(show(share, "share") for share in shares)
 
 
 def _setting_rows(columns: Sequence[Column]) -> list[tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""Sentences of a report: footnotes of tables, and what a search found."""
+"""Write the sentences of a report: the headline, headroom, reasons, advice, and footnotes of tables."""
 
 from __future__ import annotations
 
@@ -50,14 +50,11 @@ from autotune.report.figures import (
 )
 from autotune.report.words import describe_settings, format_setting, one_line
 
-# What must be known to read a report's figures: sources, numbers of runs, what disturbed the
-# windows.
-#
-# Comes in: columns or figures by their titles. Goes out: sentences, free of markup.
+# Footnotes: sources of figures, numbers of runs, and disturbances of the windows.
 
 
 def say_busy(columns: Sequence[Column]) -> Iterator[str]:
-    """Yield where the table's busy fractions come from, and where two sources of a configuration's lie far apart."""
+    """Yield the sources of the busy fractions, and any two sources that disagree."""
     shown = zip(columns, list_busy(columns), strict=True)
     sources = {
         column.title: one_line(reading.source) for column, reading in shown if reading is not None
@@ -72,9 +69,9 @@ def say_busy(columns: Sequence[Column]) -> Iterator[str]:
             low, high = pair
             yield (
                 f"{column.title}: two sources disagree by "
-                f"{100 * (high.fraction - low.fraction):.0f} points: "
-                f"{one_line(high.source)} {format_fraction(high.fraction)}, "
-                f"{one_line(low.source)} {format_fraction(low.fraction)}."
+                f"{100 * (high.fraction - low.fraction):.0f} points: {one_line(high.source)} "
+                f"{format_fraction(high.fraction)}, {one_line(low.source)} "
+                f"{format_fraction(low.fraction)}."
             )
 
 
@@ -83,9 +80,9 @@ def _by_title(values: Mapping[str, str], separator: str = ", ", between: str = "
 
 
 def say_rates(runs: Mapping[str, Sequence[Measurement]], spread: RunSpread) -> Iterator[str]:
-    """Yield what energy counts, how many runs the throughput comes from, and what its interval rests on."""
+    """Yield footnotes on energy, on the number of runs, and on the intervals of throughput."""
     if any(run.joules_per_sample is not None for own in runs.values() for run in own):
-        yield "Energy: of the whole device, its idle power included."
+        yield "Energy: of the whole device, including idle power."
     if not runs:
         return
     counts = {title: format_count(len(own), "run") for title, own in runs.items()}
@@ -98,20 +95,17 @@ def say_rates(runs: Mapping[str, Sequence[Measurement]], spread: RunSpread) -> I
 
 
 def is_held_in(runs: Iterable[Measurement]) -> bool:
-    """Return whether the device set the pace in all of some runs, which steadies their throughput."""
+    """Return whether the device set the pace in all these runs, which makes throughput steadier."""
     return all(run.window.is_held_by_device for run in runs)
 
 
 def say_run_spread(spread: RunSpread, *, is_held_by_device: bool) -> str:
-    """Return the run-to-run variation of one kind of runs, and that intervals include it."""
+    """Return the footnote on run-to-run variation."""
     known = spread.of([is_held_by_device])
     where = ""
     if spread.device is not None:
-        where = (
-            " where the device sets the pace"
-            if is_held_by_device
-            else " where the device does not set the pace"
-        )
+        does = "sets" if is_held_by_device else "does not set"
+        where = f" where the device {does} the pace"
     variation = f"Run-to-run variation{where}: {format_fraction(known.sd)} (standard deviation)"
     if known.source == "assumed":
         return f"{variation}, assumed as usual for such a device; every interval includes it."
@@ -119,7 +113,7 @@ def say_run_spread(spread: RunSpread, *, is_held_by_device: bool) -> str:
 
 
 def describe_exchange(exchange: Communication) -> str:
-    """Return what exchanging gradients takes of a step, in a few words."""
+    """Return the cost of exchanging gradients in a few words."""
     return (
         f"adds {format_short_time(exchange.exposed_s)} to a step "
         f"({format_fraction(exchange.exposed_fraction)} of it); "
@@ -129,7 +123,7 @@ def describe_exchange(exchange: Communication) -> str:
 
 
 def list_doubts(runs: Mapping[str, Sequence[Measurement]]) -> Iterator[str]:
-    """Yield what makes the comparison itself doubtful: cores that others took, throttled windows, changed clocks."""
+    """Yield reasons to doubt the comparison: busy cores, throttling, changed clocks."""
     loads = {
         title: load
         for title, own in runs.items()
@@ -139,8 +133,8 @@ def list_doubts(runs: Mapping[str, Sequence[Measurement]]) -> Iterator[str]:
         cores = {title: f"{load.others_cores:.1f} of {load.cores}" for title, load in loads.items()}
         yield (
             f"Other programs used cores during these measurements: {_by_title(cores)}. They slow "
-            f"some settings more "
-            "than others, which may explain the ratio: measure again on a quiet machine."
+            "some settings more than others, which may explain the ratio: measure again on a quiet "
+            "machine."
         )
     conditions = {title: conditions_of(own) for title, own in runs.items()}
     throttled = {title: say_windows_throttled(windows) for title, windows in conditions.items()}
@@ -148,8 +142,7 @@ def list_doubts(runs: Mapping[str, Sequence[Measurement]]) -> Iterator[str]:
         windows = {title: f"({reasons})" for title, reasons in throttled.items() if reasons}
         yield (
             f"The device was throttled during these measurements: {_by_title(windows)}. "
-            f"Comparisons are less certain "
-            "than the intervals suggest."
+            "Comparisons are less certain than the intervals suggest."
         )
     changes = {
         title: [window.clock_moved_by or 0.0 for window in windows if window.has_moved]
@@ -165,11 +158,11 @@ def list_doubts(runs: Mapping[str, Sequence[Measurement]]) -> Iterator[str]:
 
 
 def list_conditions(runs: Mapping[str, Sequence[Measurement]]) -> Iterator[str]:
-    """Yield what else moves throughput: the power limit, other users, a full memory, the machine's settings.
+    """Yield other influences on throughput: the power limit, other processes, memory, environment.
 
-    Some windows at the power limit are no doubt: a loop that no longer waits for data gets there by
-    what it has gained. Other processes matter where they started or ended between the
-    configurations; that they ran all along is a note.
+    Windows at the power limit are no reason for doubt: a loop that no longer waits for data may
+    reach the limit because it became faster. Other processes matter only if they started or ended
+    between the configurations; if they ran all along, a note reports it.
     """
     conditions = {title: windows for title, own in runs.items() if (windows := conditions_of(own))}
     if len({window.is_at_power_limit for windows in conditions.values() for window in windows}) > 1:
@@ -192,7 +185,7 @@ def list_conditions(runs: Mapping[str, Sequence[Measurement]]) -> Iterator[str]:
 
 
 def say_setup(runs: Mapping[str, Sequence[Measurement]]) -> Iterator[str]:
-    """Yield what the user can change: a batch that hardly fits, environment variables, the driver's mode."""
+    """Yield conditions that the user can change: memory pressure, environment variables, driver mode."""
     windows = [window for own in runs.values() for window in conditions_of(own)]
     counts = {
         title: f"({sum_retries(own):,} times)"
@@ -207,26 +200,25 @@ def say_setup(runs: Mapping[str, Sequence[Measurement]]) -> Iterator[str]:
         are, them = ("is", "it") if len(names) == 1 else ("are", "them")
         yield (
             f"{' and '.join(names)} {are} set, so float32 and tf32 may not compute what their "
-            f"names say; unset {them} "
-            "unless that is intended."
+            f"names say; unset {them} unless that is intended."
         )
     if any(window.persistence_mode is False for window in windows):
         yield "Persistence mode is off, so the first process waits for the driver: turn it on with nvidia-smi -pm 1."
 
 
 def conditions_of(runs: Iterable[Measurement]) -> list[DeviceConditions]:
-    """Return what the device did during each run's window; empty where it does not report it."""
+    """Return the device's conditions during each run's window, where reported."""
     return list_known(run.conditions for run in runs)
 
 
 def sum_retries(runs: Iterable[Measurement]) -> int | None:
-    """Return how often the allocator found no room in the runs' windows; None where the device does not count it."""
+    """Return the number of allocation retries in all windows; None if the device does not count them."""
     known = list_known(run.memory.alloc_retries for run in runs)
     return sum(known) if known else None
 
 
 def say_windows_throttled(windows: Sequence[DeviceConditions]) -> str:
-    """Return how many of the windows were throttled and why: "2 of 3 windows: heat"; "" where none was."""
+    """Return the number of throttled windows and the reasons: "2 of 3 windows: heat"; "" for none."""
     count = sum(bool(window.disturbances) for window in windows)
     if not count:
         return ""
@@ -237,7 +229,7 @@ def say_windows_throttled(windows: Sequence[DeviceConditions]) -> str:
 
 
 def say_windows_at_limit(windows: Sequence[DeviceConditions]) -> str:
-    """Return how many of the windows ran at the power limit: "2 of 3 windows"."""
+    """Return the number of windows at the power limit: "2 of 3 windows"."""
     return f"{sum(window.is_at_power_limit for window in windows)} of {format_count(len(windows), 'window')}"
 
 
@@ -247,7 +239,7 @@ def _of_others(
     least: float,
     unit: Callable[[float], str],
 ) -> dict[str, str]:
-    """Return what other processes used before each configuration; empty where it differs by less than this."""
+    """Return other processes' use before each configuration; empty if it differs by less than `least`."""
     known = {
         title: max(values)
         for title, windows in conditions.items()
@@ -258,34 +250,31 @@ def _of_others(
     return {title: unit(value) for title, value in known.items()}
 
 
-# The sentences about a whole search: the headline, the headroom, reasons and advice, the course.
-#
-# Comes in: a RunSummary and its columns. Goes out: sentences, free of markup.
-
+# The whole search: headline, headroom, reasons, advice, and course.
 
 _NOTHING_LEFT = 0.005
-"""Headroom that rounds to none: our convention, half of a per cent."""
+"""Headroom below which it counts as none. Source: our convention."""
 _SMALL_HEADROOM = 0.5
-"""Headroom up to which it is worded as a limit: our convention."""
+"""Headroom up to which it is worded as "at most". Source: our convention."""
 _NO_ROOM = "Raise memory_limit or allow smaller batches."
 
 
 def say_headline(summary: RunSummary, columns: Sequence[Column]) -> str:
-    """Return the result in a sentence or two."""
+    """Return the headline: the verdict, a larger batch's gain, and disturbances."""
     found = summary.recommendation
     if found is None:
         return say_nothing_feasible(summary)
     is_change = len(columns) > 1 and columns[1].title == "recommended"
     return " ".join(
         [
-            _say_verdict(summary, found, is_change=is_change),
-            *_say_batches(summary, found),
-            *_say_load(columns),
+            _describe_verdict(summary, found, is_change=is_change),
+            *_describe_batches(summary, found),
+            *_describe_load(columns),
         ]
     )
 
 
-def _say_verdict(summary: RunSummary, found: Recommendation, *, is_change: bool) -> str:
+def _describe_verdict(summary: RunSummary, found: Recommendation, *, is_change: bool) -> str:
     if found.verdict == "already_best" and found.overloaded:
         return "Keep your configuration: no faster one is known to fit the memory limit on the largest samples."
     if found.verdict == "already_best":
@@ -294,7 +283,7 @@ def _say_verdict(summary: RunSummary, found: Recommendation, *, is_change: bool)
         where = " at its global batch" if is_larger_faster else ""
         return f"Your configuration is {best} found{where}: no measurable gain."
     if found.verdict == "baseline_infeasible":
-        fault = _say_fault(find_trial(summary, 0), summary.limit_bytes)
+        fault = _describe_fault(find_trial(summary, 0), summary.limit_bytes)
         return f"The recommended configuration works; yours {fault}, so there is no speed-up to report."
     speedup = found.speedup
     if found.verdict == "unconfirmed" and (not is_change or speedup is None):
@@ -311,8 +300,8 @@ def _interval(ratio: Interval) -> str:
     return show_interval(ratio.low, ratio.high, "times")
 
 
-def _say_fault(baseline: TrialRecord | None, limit_bytes: int) -> str:
-    """Return why the baseline is no reference, as a predicate."""
+def _describe_fault(baseline: TrialRecord | None, limit_bytes: int) -> str:
+    """Return why the baseline is no reference, as a predicate: "failed when run again"."""
     limit = format_bytes(limit_bytes)
     if baseline is None:
         return "could not be measured"
@@ -328,8 +317,8 @@ def _say_fault(baseline: TrialRecord | None, limit_bytes: int) -> str:
     return "failed when run again" if baseline.outcome == "ok" else "could not be measured"
 
 
-def _say_batches(summary: RunSummary, found: Recommendation) -> Iterator[str]:
-    """Yield how the best at a larger global batch compares to the best at the baseline's, where both are known."""
+def _describe_batches(summary: RunSummary, found: Recommendation) -> Iterator[str]:
+    """Yield the comparison of the best at a larger global batch with the best at the baseline's."""
     larger = found.larger_batch
     if (
         larger is None
@@ -355,39 +344,32 @@ def _say_batches(summary: RunSummary, found: Recommendation) -> Iterator[str]:
         times = f"{format_times(same.value)} times as fast ({_interval(same)})"
         yield f"Its global batch is {larger.config.global_batch_size}; at yours, {own}, the best is {times}."
     if larger.is_faster:
-        yield _say_break_even(larger.break_even)
+        yield _describe_break_even(larger.break_even)
 
 
 def _doubt_on(larger: LargerBatch, least_gain: float) -> str:
     if not larger.is_faster:
         return ", which may be noise"
-    return (
-        ""
-        if larger.is_worth_it
-        else f", less than the {100 * least_gain:g} % required of a larger batch"
-    )
+    if larger.is_worth_it:
+        return ""
+    return f", less than the {100 * least_gain:g} % required of a larger batch"
 
 
-def _say_break_even(scale: Interval) -> str:
+def _describe_break_even(scale: Interval) -> str:
     if scale.value == 0:
         return "The larger batch trains sooner at any gradient noise scale."
-    low = format_mean_count(scale.low)
-    interval = (
-        f"{low} or more" if isinf(scale.high) else f"{low} to {format_mean_count(scale.high)}"
-    )
+    end = "or more" if isinf(scale.high) else f"to {format_mean_count(scale.high)}"
+    interval = f"{format_mean_count(scale.low)} {end}"
     return (
-        f"The larger batch trains sooner if your gradient noise scale is above "
-        f"{format_mean_count(scale.value)} "
-        f"samples ({interval})."
+        "The larger batch trains sooner if your gradient noise scale is above "
+        f"{format_mean_count(scale.value)} samples ({interval})."
     )
 
 
-def _say_load(columns: Sequence[Column]) -> Iterator[str]:
-    """Yield how many cores other programs used, where they did while one side of the ratio was measured."""
+def _describe_load(columns: Sequence[Column]) -> Iterator[str]:
+    """Yield the cores that other programs used while one side of the speed-up was measured."""
     sides = [column.figures for column in columns if column.title in {"baseline", "recommended"}]
-    loads = [
-        known.host_load for known in sides if known is not None and known.host_load is not None
-    ]
+    loads = list_known(figures.host_load for figures in list_known(sides))
     loaded = [load for load in loads if load.is_loaded]
     if loaded:
         worst = max(loaded, key=lambda load: load.others_cores / load.cores)
@@ -395,7 +377,7 @@ def _say_load(columns: Sequence[Column]) -> Iterator[str]:
 
 
 def say_nothing_feasible(summary: RunSummary) -> str:
-    """Return why nothing is recommended: the nearest miss of the memory limit, measured ones first."""
+    """Return why nothing is recommended, with the trial that missed the memory limit least."""
     trials = summary.trials
     limit = format_bytes(summary.limit_bytes)
     over = [trial for trial in trials if trial.outcome == "over_memory" and trial.score is not None]
@@ -407,7 +389,7 @@ def say_nothing_feasible(summary: RunSummary) -> str:
     nearest = min(over or ended, key=_violation, default=None)
     if nearest is not None:
         which = f"trial {nearest.number} ({describe_settings(nearest.config)})"
-        miss = f"{which} {_say_miss(nearest, summary.limit_bytes)}"
+        miss = f"{which} {_describe_miss(nearest, summary.limit_bytes)}"
         return f"Nothing fits the memory limit of {limit}. Nearest: {miss}. {_NO_ROOM}"
     if not trials:
         return "Nothing was measured."
@@ -425,8 +407,8 @@ def _violation(trial: TrialRecord) -> float:
     return trial.score.violation if trial.score is not None else trial.result.violation or 0.0
 
 
-def _say_miss(trial: TrialRecord, limit_bytes: int) -> str:
-    """Return by how much a trial missed the memory limit, as a predicate."""
+def _describe_miss(trial: TrialRecord, limit_bytes: int) -> str:
+    """Return how far a trial missed the memory limit, as a predicate."""
     if trial.measurement is not None and trial.measurement.memory.is_thrashing:
         return "had no room: memory was released and requested again during training"
     least = "" if trial.outcome == "over_memory" else "at least "
@@ -434,45 +416,41 @@ def _say_miss(trial: TrialRecord, limit_bytes: int) -> str:
 
 
 def say_headroom(summary: RunSummary, columns: Sequence[Column]) -> str:
-    """Return how much of the device is used today, what limits it, and what tuning can still gain; "" if unknown."""
+    """Return how much of the device is used, the bottleneck, and the headroom; "" if unknown."""
     found = summary.recommendation
     if found is None:
         return ""
     best = next(column.figures for column in columns if column.number == found.number)
-    present = (
-        ""
-        if found.verdict == "baseline_infeasible"
-        else _say_present(columns[0].figures, summary.baseline)
-    )
-    return f"{present} {_say_best(best, is_own=found.number == 0)}".strip()
+    sentence = _describe_best(best, is_own=found.number == 0)
+    if found.verdict == "baseline_infeasible":
+        return sentence
+    present = _describe_present(columns[0].figures, summary.baseline)
+    return f"{present} {sentence}".strip()
 
 
-def _say_present(figures: Measurement | None, config: TrainingConfig) -> str:
+def _describe_present(figures: Measurement | None, config: TrainingConfig) -> str:
     if figures is None:
         return ""
-    rate = figures.samples_per_s
+    devices = "this device" if config.world_size == 1 else f"these {config.world_size} devices"
+    headroom = headroom_in(figures)
+    if headroom is not None:
+        share = _share(headroom.share_of_device)
+        return f"You run at {share} of what {devices} can do; {_describe_limit(headroom, config)}."
     if figures.device_ceiling:
-        headroom = headroom_in(figures)
-        share = rate / figures.device_ceiling if headroom is None else headroom.share_of_device
-        devices = "this device" if config.world_size == 1 else f"these {config.world_size} devices"
-        limit = (
-            "the loader alone was not measured"
-            if headroom is None
-            else _say_limit(headroom, config)
-        )
-        return f"You run at {_share(share)} of what {devices} can do; {limit}."
+        share = _share(figures.samples_per_s / figures.device_ceiling)
+        return f"You run at {share} of what {devices} can do; the loader alone was not measured."
     if figures.loader_ceiling:
-        share = rate / figures.loader_ceiling
-        return f"You run at {_share(share)} of what the loader alone reaches; the device alone was not measured."
+        share = _share(figures.samples_per_s / figures.loader_ceiling)
+        return f"You run at {share} of what the loader alone reaches; the device alone was not measured."
     return ""
 
 
 def _share(share: float) -> str:
-    """Return a share of a ceiling; noise may carry it above the whole."""
+    """Return a share of a ceiling, at most 100 %: noise may exceed that."""
     return format_fraction(min(1.0, share))
 
 
-def _say_limit(headroom: Headroom, config: TrainingConfig) -> str:
+def _describe_limit(headroom: Headroom, config: TrainingConfig) -> str:
     is_one = config.world_size == 1
     match headroom.limit:
         case "loader":
@@ -484,12 +462,12 @@ def _say_limit(headroom: Headroom, config: TrainingConfig) -> str:
         case "device":
             return f"{'the device itself is' if is_one else 'the devices themselves are'} the bottleneck"
         case None if config.num_workers == 0:
-            return "without workers, loading and computing take turns"
+            return "without workers, loading and computing alternate"
         case None:
             return f"no side alone limits it: it reaches {_share(headroom.share_of_lower)} of the lowest ceiling"
 
 
-def _say_best(figures: Measurement | None, *, is_own: bool) -> str:
+def _describe_best(figures: Measurement | None, *, is_own: bool) -> str:
     headroom = None if figures is None else headroom_in(figures)
     if headroom is None:
         return ""
@@ -505,7 +483,7 @@ def _say_best(figures: Measurement | None, *, is_own: bool) -> str:
 
 
 def list_changes(summary: RunSummary) -> tuple[tuple[str, str, str], ...]:
-    """List the settings to change: (name, the baseline's value, the recommended one)."""
+    """List the settings to change: (name, baseline value, recommended value)."""
     if summary.recommendation is None:
         return ()
     config = summary.recommendation.config
@@ -517,7 +495,7 @@ def list_changes(summary: RunSummary) -> tuple[tuple[str, str, str], ...]:
 
 
 def list_reasons(summary: RunSummary, columns: Sequence[Column]) -> Iterator[str]:
-    """Yield why this configuration is recommended, a sentence each."""
+    """Yield the reasons for this recommendation."""
     found = summary.recommendation
     if found is None:
         return
@@ -526,18 +504,16 @@ def list_reasons(summary: RunSummary, columns: Sequence[Column]) -> Iterator[str
         return
     before, after, *_ = list_waits(columns)
     if before is not None and after is not None and found.verdict != "baseline_infeasible":
-        yield f"Waiting for data takes {format_fraction(after)} of the time; before, {format_fraction(before)}."
+        yield f"Waiting for data takes {format_fraction(after)} of the time instead of {format_fraction(before)}."
     if found.same_batch_number == 0:
-        how = (
-            "is known to fit the memory limit on the largest samples"
-            if found.overloaded
-            else "was found"
-        )
-        yield f"At the baseline's global batch nothing faster {how}."
+        how = "was found"
+        if found.overloaded:
+            how = "is known to fit the memory limit on the largest samples"
+        yield f"At the baseline's global batch, nothing faster {how}."
 
 
 def list_advice(summary: RunSummary) -> Iterator[str]:
-    """Yield what to do about the learning rate and what goes with it, a sentence each."""
+    """Yield changes of the learning rate, betas and eps at another global batch."""
     if summary.recommendation is None:
         return
     advice = summary.recommendation.lr_advice
@@ -553,7 +529,7 @@ def list_advice(summary: RunSummary) -> Iterator[str]:
 
 
 def say_course(summary: RunSummary) -> str:
-    """Return how the search went: trials, outcomes, time, why it ended, and when it breaks even."""
+    """Return a summary of the search: trials, outcomes, time, why it ended, when it breaks even."""
     found = summary.recommendation
     ended = Counter(trial.outcome for trial in summary.trials).most_common()
     outcomes = ", ".join(f"{count} {OUTCOMES[outcome]}" for outcome, count in ended)
@@ -561,12 +537,10 @@ def say_course(summary: RunSummary) -> str:
     if outcomes:
         course += f" ({outcomes})"
     course += f". Stopped: {one_line(str(summary.stopped_because)).rstrip('.')}."
-    # Of a search that was interrupted the time before is not known.
+    # the time before an interruption is not known, so neither is the break-even point
     is_whole = summary.promised_s is not None
-    speedup = (
-        found.speedup if found is not None and found.verdict == "faster" and is_whole else None
-    )
-    paid_s = None if speedup is None else payback_s(summary.wall_s, speedup.value)
-    if paid_s:
-        course += f" Breaks even after {format_duration(paid_s)} of training at the old speed."
+    if is_whole and found is not None and found.verdict == "faster" and found.speedup is not None:
+        paid_s = payback_s(summary.wall_s, found.speedup.value)
+        if paid_s:
+            course += f" Breaks even after {format_duration(paid_s)} of training at the old speed."
     return course

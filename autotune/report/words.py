@@ -1,4 +1,4 @@
-"""Words of a report: texts on one line, settings and reasons by name."""
+"""Make foreign text safe to show, and name settings, parts of the time, and bottlenecks."""
 
 from __future__ import annotations
 
@@ -13,26 +13,21 @@ from autotune.records.breakdown import Part
 from autotune.records.result import RunSpread, changed_settings
 from autotune.settings_table import SETTINGS, format_ddp
 
-# Text of any origin made safe to show: without terminal escapes, on one line, no longer than there
-# is room.
-#
-# Comes in: what user code, drivers or file systems have said. Goes out: plain strings, free of
-# markup.
+# Text from user code, drivers or file systems, made safe to show.
 
 
 def without_controls(text: str) -> str:
-    """Foreign text without terminal escapes and other characters that don't print; line ends stay."""
+    """Remove terminal escapes and other characters that don't print; keep line ends."""
     if text.isprintable():  # as nearly all of a table's thousands of cells
         return text
-    lines = text.replace("\r\n", "\n").replace(
-        "\r", "\n"
-    )  # rich drops what stands before a carriage return
+    # rich drops everything before a carriage return
+    lines = text.replace("\r\n", "\n").replace("\r", "\n")
     plain = Text.from_ansi(lines.expandtabs(4)).plain
     return "".join(char for char in plain if char == "\n" or char.isprintable())
 
 
 def cut_middle(text: str, longest: int) -> str:
-    """Foreign text of at most so many characters and a line that says how many of its middle are left out."""
+    """Replace the middle of a text of more than `longest` characters by a line that counts them."""
     if len(text) <= longest:
         return text
     half = longest // 2
@@ -40,21 +35,18 @@ def cut_middle(text: str, longest: int) -> str:
 
 
 def one_line(text: str) -> str:
-    """Foreign text on a single line, safe to print."""
+    """Put foreign text on a single line, safe to print."""
     return " ".join(without_controls(text).split())
 
 
 def shorten(text: str, width: int) -> str:
-    """Foreign text on a single line of at most so many terminal cells, cut with an ellipsis."""
+    """Put foreign text on a single line of at most `width` terminal cells, cut with an ellipsis."""
     line = Text(one_line(text))
     line.truncate(max(width, 1), overflow="ellipsis")
     return line.plain
 
 
-# Names for people: settings in a few words, outcomes, strategies, parts of the time.
-#
-# Comes in: a TrainingConfig, or one of the codes that records hold. Goes out: a few words without
-# an end of sentence.
+# Names of settings and of the codes in records: a few words without a full stop.
 
 
 PART_NAMES: dict[Part, str] = {
@@ -64,7 +56,7 @@ PART_NAMES: dict[Part, str] = {
     "synchronise": "synchronising",
     "idle": "idle",
 }
-"""The parts of the wall time, in the order in which they are shown."""
+"""Name of each part of the wall time, in the order shown."""
 CAUSES: dict[Cause, str] = {
     "communication": "communication",
     "loader": "the loader",
@@ -73,40 +65,43 @@ CAUSES: dict[Cause, str] = {
     "settings": "settings that slow the step down",
     "shared_machine": "a machine that the ranks share",
 }
-"""Each bottleneck of several devices."""
+"""Name of each bottleneck of several devices."""
 _ALWAYS = {"micro_batch_size", "num_workers", "amp_dtype"}
-"""Settings that describe a configuration even where they are torch's own."""
+"""Settings that are always shown, even where they have torch's default."""
 
 
 def name_interval(spread: RunSpread, held_by_device: Iterable[bool]) -> str:
-    """Return the name of intervals: 95 % of which, nobody knows before runs of the same settings were compared.
+    """Return the head of a column of intervals: "usual interval" if the variation was assumed.
 
     Args:
-        spread: Between runs.
-        held_by_device: Of what has an interval, whether the device holds it.
+        spread: Run-to-run variation.
+        held_by_device: For each interval, whether the device sets the pace of its runs.
     """
     kinds = {spread.of([is_held]) for is_held in held_by_device} or {spread}
     return "usual interval" if any(kind.source == "assumed" for kind in kinds) else "95 % interval"
 
 
 def format_setting(name: str, config: TrainingConfig) -> str:
-    """One setting's value for a table: "on", "0.001", "torch's own"; DDP's own go by "ddp.bucket_cap_mb" as well."""
+    """Return a setting's value for a table: "on", "0.001", "torch's own".
+
+    Args:
+        name: A field of the configuration, or of its DDP settings, such as "ddp.bucket_cap_mb".
+        config: The configuration.
+    """
     whole, _, part = name.partition(".")
-    if (whole == "ddp" and config.strategy != "ddp") or (
-        name == "prefetch_factor" and config.num_workers == 0
-    ):
+    if whole == "ddp" and config.strategy != "ddp":
+        return NO_VALUE
+    if name == "prefetch_factor" and config.num_workers == 0:
         return NO_VALUE
     if part:
         return format_value(getattr(config.ddp or DdpConfig(), part))
-    return (
-        format_ddp(config) or "torch's own"
-        if whole == "ddp"
-        else format_value(getattr(config, name))
-    )
+    if whole == "ddp":
+        return format_ddp(config) or "torch's own"
+    return format_value(getattr(config, name))
 
 
 def format_value(value: object) -> str:
-    """A plain value of a setting: a switch as on or off, None as torch's own."""
+    """Return a value of a setting: a switch as "on" or "off", None as "torch's own"."""
     if isinstance(value, bool):
         return "on" if value else "off"
     if value is None:
@@ -115,9 +110,9 @@ def format_value(value: object) -> str:
 
 
 def describe_settings(config: TrainingConfig, baseline: TrainingConfig | None = None) -> str:
-    """Settings in a few words: "batch 128, 4 workers, bfloat16, pinned".
+    """Return settings in a few words: "batch 128, 4 workers, bfloat16, pinned".
 
-    With a baseline only what differs from it; "your settings" where nothing does.
+    With a baseline, only what differs from it; "your settings" if nothing does.
     """
     if baseline is None:
         shown = _ALWAYS | set(changed_settings(config, TrainingConfig())) - {"lr"}
@@ -127,17 +122,13 @@ def describe_settings(config: TrainingConfig, baseline: TrainingConfig | None = 
         shown.add("micro_batch_size")
     if "world_size" in shown:
         shown.add("strategy")
-    return (
-        ", ".join(word for name, word in _words(config).items() if name in shown) or "your settings"
-    )
-
-
-def _words(config: TrainingConfig) -> dict[str, str]:
-    silent = {"ddp"} if config.strategy != "ddp" else set[str]()
-    if config.num_workers == 0:  # these say nothing beyond "no workers"
-        silent |= NEUTRAL_WITHOUT_WORKERS.keys()
-    return {
-        setting.name: setting.words(config)
+    if config.strategy != "ddp":
+        shown.discard("ddp")
+    if config.num_workers == 0:  # "no workers" implies these
+        shown -= NEUTRAL_WITHOUT_WORKERS.keys()
+    words = [
+        setting.words(config)
         for setting in SETTINGS
-        if setting.words is not None and setting.name not in silent
-    }
+        if setting.words is not None and setting.name in shown
+    ]
+    return ", ".join(words) or "your settings"

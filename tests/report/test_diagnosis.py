@@ -65,10 +65,10 @@ LATE = make_point(None, num_workers=8).model_copy(update={"reason": no_time_left
     [
         ((TODAYS, LATE), None),
         ((TODAYS, make_point(None, num_workers=4)), None),
-        ((TODAYS, FASTER, LATE), ["today's", "num_workers=16"]),
+        ((TODAYS, FASTER, LATE), ["yours", "num_workers=16"]),
         (
             (TODAYS, FASTER, make_point(None, num_workers=4)),
-            ["today's", "num_workers=16", "num_workers=4"],
+            ["yours", "num_workers=16", "num_workers=4"],
         ),
     ],
 )

@@ -20,4 +20,4 @@ def test_it_fits_eighty_columns(any_summary: RunSummary) -> None:
 def test_what_does_not_differ_is_left_out() -> None:
     found = compare_summaries(make_summary(), make_summary(), ("a", "b"))
     titles = [section.title for section in comparison_sections(found)]
-    assert titles == ["The two searches", "Recommended settings", "Baseline", "What noise is"]
+    assert titles == ["The two searches", "Recommended settings", "Baseline", "Noise"]
