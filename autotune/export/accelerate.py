@@ -114,12 +114,12 @@ def to_accelerate(found: Wanted) -> Export:
     text = as_yaml(settings) + as_comment(
         ["", "The rest stands in your script:", "", *_lines(found)]
     )
-    on_cpu = (
-        {"world_size": _MANY_ON_CPU.format(found.processes)}
-        if is_group and found.device == "cpu"
-        else {}
-    )
-    but = "world_size compile compile_mode" + " numa_binding" * _binds(found)
+    on_cpu = {}
+    if is_group and found.device == "cpu":
+        on_cpu["world_size"] = _MANY_ON_CPU.format(found.processes)
+    but = ["world_size", "compile", "compile_mode"]
+    if _binds(found):
+        but.append("numa_binding")
     lost = dropped(found, ACCELERATE, also=on_cpu, but=but)
     return Export(
         target="accelerate",

@@ -67,7 +67,7 @@ def to_axolotl(found: Wanted) -> Export:
     has_fused = found["fused"] and found.optimizer == "AdamW"
     if has_fused:
         settings["optimizer"] = "adamw_torch_fused"
-    lost = dropped(found, AXOLOTL, but="fused" if has_fused else "")
+    lost = dropped(found, AXOLOTL, but=["fused"] if has_fused else [])
     return Export(
         target="axolotl",
         text=as_yaml(settings),

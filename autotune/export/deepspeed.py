@@ -101,7 +101,7 @@ def to_deepspeed(found: Wanted) -> Export:
     settings = nested(flat)
     is_foreign = found.optimizer is not None and found.optimizer not in OPTIMIZERS
     foreign = {"lr": _FOREIGN.format(found.optimizer, found["lr"])} if is_foreign else {}
-    lost = dropped(found, DEEPSPEED, also=foreign, but=" ".join(taken))
+    lost = dropped(found, DEEPSPEED, also=foreign, but=taken)
     defaults = (*_defaults(found),)
     return Export(
         target="deepspeed",

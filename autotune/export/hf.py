@@ -76,7 +76,7 @@ def to_hf(found: Wanted) -> Export:
         target="hf",
         text=as_json(settings),
         settings=settings,
-        dropped=dropped(found, HF, but="fused" if has_fused else ""),
+        dropped=dropped(found, HF, but=["fused"] if has_fused else []),
         defaults=(*_defaults(found),),
     )
 

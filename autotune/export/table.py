@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -113,6 +113,11 @@ def as_options(settings: Mapping[str, Any]) -> str:
 # target is dropped by name, so that a setting that comes later can't be lost in silence.
 
 
+IN_LOADER_CALL = frozenset(
+    {"micro_batch_size", "max_tokens", "worker_threads"}
+    | {setting.name for setting in SETTINGS if setting.is_loader_argument}
+)
+"""Settings that the lines of `loader_call` and `loader_remark` carry."""
 _ALWAYS = frozenset({"micro_batch_size", "lr"})
 """Settings that have no value of torch's own: they must be told wherever a target can't take them."""
 _MEAN = "{value} is no size of a batch, but what one of max_tokens={budget} holds on average"
@@ -172,36 +177,36 @@ def carried(found: Wanted, table: Table) -> dict[str, Any]:
 
 
 def dropped(
-    found: Wanted, table: Table, *, also: Mapping[str, str] | None = None, but: str = ""
+    found: Wanted,
+    table: Table,
+    *,
+    also: Mapping[str, str] | None = None,
+    but: Collection[str] = (),
 ) -> tuple[Dropped, ...]:
-    """The settings that the target can't take, in our own order.
+    """Return the settings that the target can't take, in the order of the settings table.
 
     Args:
         found: The configuration.
         table: The target's.
-        also: Settings that are dropped all the same, with the reason.
-        but: Names that the target's module writes itself, with blanks between them.
+        also: Settings that are dropped in any case, with the reason.
+        but: Settings that the target's module writes itself.
     """
-    taken = {
-        *but.split(),
-        *(setting for setting in found.values if _is_carried(found, table, setting)),
-    }
-    taken -= {"micro_batch_size"} if found.has_budget and not table.needs_batch_size else set()
-    taken |= (
-        {"amp_dtype"}
-        if _precision(found, table) == found["amp_dtype"] and table.precisions
-        else set()
-    )
-    reasons = {
-        name: _reason(found, table, name)
-        for name in found.values
-        if _is_lost(found, name) and name not in taken
-    }
-    return tuple(
-        Dropped(name, {**reasons, **(also or {})}[name])
-        for name in found.values
-        if name in {*reasons, *(also or ())}
-    )
+    also = also or {}
+    taken = set(but)
+    for setting in found.values:
+        if _is_carried(found, table, setting):
+            taken.add(setting)
+    if found.has_budget and not table.needs_batch_size:
+        taken.discard("micro_batch_size")
+    if table.precisions and _precision(found, table) == found["amp_dtype"]:
+        taken.add("amp_dtype")
+    lost = []
+    for name in found.values:
+        if name in also:
+            lost.append(Dropped(name, also[name]))
+        elif name not in taken and _is_lost(found, name):
+            lost.append(Dropped(name, _reason(found, table, name)))
+    return tuple(lost)
 
 
 def _is_carried(found: Wanted, table: Table, setting: str) -> bool:
