@@ -94,7 +94,7 @@ _Command = Annotated[
     config=ConfigDict(extra="forbid", use_attribute_docstrings=True),
 )
 class Workload:
-    """What to train: a model and a dataset, or the command of a training script.
+    """A training job: a model and a dataset, or the command of a training script.
 
     A Python call gives live objects, a YAML file references such as "train.py:build_model". With a
     DataLoader as dataset, trials use copies of it, and its settings are the baseline's defaults.

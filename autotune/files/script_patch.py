@@ -116,12 +116,12 @@ def script_diff(script: Script, text: str) -> str:
         _header("a", name),
         _header("b", name),
     )
-    text = []
+    diff = ""
     for row in rows:
-        text.append(row)
+        diff += row
         if not row.endswith("\n"):
-            text.append("\n\\ No newline at end of file\n")
-    return "".join(text)
+            diff += "\n\\ No newline at end of file\n"
+    return diff
 
 
 def _edits(script: Script, call: LoaderCall, changes: Mapping[str, object]) -> Iterator[_Edit]:
