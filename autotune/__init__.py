@@ -1,7 +1,11 @@
-"""autotune: finds the training settings that train your PyTorch model fastest on this machine, by measuring.
+"""Make PyTorch training faster: diagnose what is slow, and find the fastest settings by measuring.
 
-Public names only, loaded when first used, so that `import autotune` and the command line start at
-once.
+    import autotune
+
+    print(autotune.diagnose(model, dataset).report())  # why is it slow?
+    result = autotune.search(model, dataset)           # which settings are fastest?
+
+All public names are here; they are imported when first used, so `import autotune` is fast.
 """
 
 from __future__ import annotations
@@ -84,7 +88,7 @@ _HOMES = {
     "open_run": "api.search",
     "search": "api.calls",
 }
-"""The module of each public name; the exceptions, left out here, are those of errors.py."""
+"""Module of each public name; exceptions, which are not listed, are in errors.py."""
 
 
 def __getattr__(name: str) -> object:
@@ -92,13 +96,10 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from autotune.api.setup import kept_random_state
 
-    with (
-        kept_random_state(),
-        catch_warnings(),
-    ):  # rich draws from the global generator when it is imported
-        filterwarnings(
-            "ignore", message="IProgress not found"
-        )  # optuna's progress bar, which is not shown
+    # rich draws from the global generator when it is imported, and optuna warns about its progress
+    # bar, which is not used.
+    with kept_random_state(), catch_warnings():
+        filterwarnings("ignore", message="IProgress not found")
         return getattr(import_module(f"autotune.{_HOMES.get(name, 'errors')}"), name)
 
 

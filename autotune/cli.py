@@ -1,6 +1,7 @@
-"""The command line: subcommands and their arguments, results on stdout, progress and errors on stderr, exit codes.
+"""The `autotune` command: parse arguments, call `autotune.api`, and show what it returns.
 
-Comes in: arguments. Goes out: calls of `autotune.api`, and what they return in words or as JSON.
+Results go to stdout as text or JSON, progress and errors to stderr. Only click and the exceptions
+are imported at the top, so that `--help` answers at once; each command imports what it needs.
 """
 
 from __future__ import annotations
@@ -31,96 +32,88 @@ if TYPE_CHECKING:
     from autotune.report.model import ReportModel
 
 
-# What commands show: results on stdout, all else on stderr, and how they end.
-#
-# Comes in: text, or what draws on a console. Only click is imported at the top, as in autotune.cli.
+# Output and exit codes
 
 
 FAILED = 1
-"""Exit code of a command that has failed."""
-_NOT_WELL = 4
+"""Exit code of a command that failed."""
+_NOT_WELL = 4  # the exit code of --exit-code
+_INTERRUPTED = 130  # 128 + SIGINT, as a shell counts it
 
 
-def end_if(is_told: bool) -> None:
-    """End with the code that --exit-code asks for, where there is something to tell."""
-    if is_told:
+def end_if(is_not_well: bool) -> None:
+    """Exit with the code of --exit-code if the answer is the one that it reports."""
+    if is_not_well:
         raise click.exceptions.Exit(_NOT_WELL)
 
 
 def write(text: str) -> None:
-    """Text on stdout."""
+    """Write text to stdout."""
     show(lambda _: click.echo(text))
 
 
 def show(draw: Callable[[Console], None]) -> None:
-    """Draw on stdout; a reader that went away (`| head`) ends the command without a traceback."""
+    """Draw on stdout; if the reader has gone (`| head`), exit without a traceback."""
     from rich.console import Console
 
     try:
         draw(Console())
         sys.stdout.flush()
     except BrokenPipeError:
-        # Python flushes stdout once more at its end: let that go nowhere.
+        # Python flushes stdout again when it exits: send that to /dev/null.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise click.exceptions.Exit(FAILED) from None
 
 
 def say(text: str) -> None:
-    """Text on stderr; what a file or the user's code has put into it can't steer the terminal."""
+    """Write text to stderr, without control characters from files or the user's code."""
     from autotune.report.words import without_controls
 
     click.echo(without_controls(text), err=True)
 
 
-# What a subcommand is given: a CONFIG, or after `--` the command of a training script, as one Plan.
-#
-# Comes in: the arguments of `run`, `check`, `diagnose` and `apply`. Goes out: a Plan, or the
-# command's words as they were typed; wrong usage is click's UsageError. Only click is imported at
-# the top, as in autotune.cli.
+# Arguments: a CONFIG, or the command of a training script after `--`, becomes a Plan
 
 
 EXPORT_TARGETS = (
     *("hf", "accelerate", "lightning", "deepspeed", "torchrun"),
     *("timm", "axolotl", "ultralytics", "composer"),
 )
-"""As autotune.export has them, which help must not wait for."""
+"""Frameworks to export to; a copy of autotune.export's, whose import would slow down --help."""
 FILE_KINDS = ("hf", "accelerate", "deepspeed", "axolotl")
-"""The same for files that are read."""
+"""Frameworks whose files --from reads; a copy too."""
 
-_SET_HELP = "Set a value in place of CONFIG's, or of a default; may be repeated."
+_SET_HELP = "Override a value of CONFIG, e.g. budget.timeout_s=300. Repeatable."
 _FROM_HELP = (
-    "Begin with what a framework's own file says: hf (TrainingArguments as JSON), accelerate "
-    "(YAML), deepspeed (JSON) "
-    "or axolotl (YAML). CONFIG's own baseline and --set win over it."
+    "Take the baseline from a framework's file: hf or deepspeed (JSON), accelerate or axolotl "
+    "(YAML). CONFIG and --set override it."
 )
-_EXECUTOR_HELP = "Run trials on this machine, or on those of a Ray cluster."
+_EXECUTOR_HELP = "Run trials on this machine or on a Ray cluster."
 
 
 class BeforeCommand(click.Command):
-    """Gives its function, as `words`, the command after `--`, which click alone would take for arguments."""
+    """A click command that passes what follows `--` to its function unparsed, as `words`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As of click, with what stands before the `--` alone."""
+        """Parse the arguments before `--`; keep those after it as they are."""
         here = args.index("--") if "--" in args else len(args)
         ctx.params["words"] = tuple(args[here + 1 :])
-        script = next(
-            (word for word in args[:here] if word.endswith(".py") and "=" not in word), None
-        )
-        if script is not None and not ctx.resilient_parsing:
-            raise click.UsageError(
-                f"a command must stand after --, but got {script!r} before it; write -- python "
-                f"{script}",
-                ctx,
-            )
+        for word in args[:here]:
+            if word.endswith(".py") and "=" not in word and not ctx.resilient_parsing:
+                raise click.UsageError(
+                    f"a command must stand after --, but got {word!r} before it; write -- python "
+                    f"{word}",
+                    ctx,
+                )
         return super().parse_args(ctx, args[:here])
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        """As of click, and where the command stands."""
+        """Return click's usage with the place of the command added."""
         return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
 
 
 def of_plan(command: Callable[..., None]) -> Callable[..., None]:
-    """CONFIG or a command after `--`, and what overrides defaults, given to a function as a Plan."""
+    """Decorate a subcommand: parse CONFIG, or a command after `--`, and the overrides into its Plan."""
 
     @click.argument("config", required=False, type=click.Path(path_type=Path))
     @click.option("--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help=_SET_HELP)
@@ -153,7 +146,11 @@ def _plan(
     executor: ExecutorKind | None,
     today: tuple[str, Path] | None,
 ) -> Plan:
-    """The Plan of CONFIG, or else of a command's words."""
+    """Return the Plan of CONFIG, or else of a command.
+
+    Raises:
+        click.UsageError: Neither is given, or both are.
+    """
     if config is None and not words:
         name = click.get_current_context().command_path
         raise click.UsageError(
@@ -179,31 +176,25 @@ def _plan(
 def _plan_from(
     config: Path, overrides: tuple[str, ...], executor: ExecutorKind | None, today: tuple[str, Path]
 ) -> Plan:
-    """The Plan of CONFIG over a framework's own file; what could not be read is told on stderr."""
+    """Return the Plan of CONFIG on top of a framework's file; report on stderr what was not read."""
     from autotune.files.plan_file import notes_of, read_plan, read_today
 
     found = read_today(*today)
     plan = read_plan(config, overrides, executor=executor, today=found)
-    for told in notes_of(found, plan):
-        click.echo(told, err=True)
+    for note in notes_of(found, plan):
+        click.echo(note, err=True)
     return plan
 
 
-# The command line: arguments in, results on stdout, progress and errors on stderr, an exit code
-# out.
-#
-# Only click and the exceptions are imported at the top, so that `--help` answers at once; each
-# command imports what it needs. What a command does stands in autotune.api, and what it shows in
-# autotune.report.
+# Subcommands: what they do is in autotune.api, what they show in autotune.report
 
 
-_INTERRUPT_NOTE = (
-    "autotune.interrupt_note"  # key in click's context: what to say about an interrupted run
-)
+_INTERRUPT_NOTE = "autotune.interrupt_note"
+"""Key in click's context of a function that returns the message for an interrupted run."""
 
 
 class _Cli(click.Group):
-    """Turns the exceptions of every command into a message and an exit code."""
+    """Turn the exceptions of every command into a message and an exit code."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -216,8 +207,8 @@ class _Cli(click.Group):
         except KeyboardInterrupt:
             note = ctx.meta.get(_INTERRUPT_NOTE)
             say(note() if note else "interrupted")
-            ctx.exit(130)  # 128 + SIGINT, as a shell counts it
-        except Exception as error:  # noqa: BLE001 -- the last place that can tell a bug from an error of the user
+            ctx.exit(_INTERRUPTED)
+        except Exception as error:  # noqa: BLE001 -- the last place that can report a bug of ours as one
             say(
                 f"this is a bug in autotune {__version__}, please report it: "
                 f"{type(error).__name__}: {error}"
@@ -226,11 +217,9 @@ class _Cli(click.Group):
             ctx.exit(FAILED)
 
 
-_as_json = click.option(
-    "--json", "as_json", is_flag=True, help="Write a single JSON document to stdout."
-)
+_as_json = click.option("--json", "as_json", is_flag=True, help="Write the result as JSON.")
 _exit_code = click.option(
-    "--exit-code", "by_exit_code", is_flag=True, help="Tell the answer by the exit code too."
+    "--exit-code", "by_exit_code", is_flag=True, help="Exit with 4 as described above, for CI."
 )
 _quiet = click.option("--quiet", is_flag=True, help="Show no progress.")
 
@@ -238,10 +227,12 @@ _quiet = click.option("--quiet", is_flag=True, help="Show no progress.")
 @click.group(cls=_Cli, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="autotune")
 def cli() -> None:
-    """Find the training settings that train your PyTorch model fastest on this machine, by measuring.
+    """Make PyTorch training faster: diagnose what is slow, and find the fastest settings by measuring.
 
-    Exit codes: 0 done; 1 failed; 2 wrong usage or configuration; 3 nothing feasible; 4 what
-    --exit-code asks for; 130 interrupted.
+    Start with: autotune diagnose -- python train.py
+
+    Exit codes: 0 done, 1 failed, 2 wrong usage, 3 nothing fits in memory, 4 see --exit-code,
+    130 interrupted.
     """
 
 
@@ -250,15 +241,19 @@ def cli() -> None:
 @click.option(
     "--fresh",
     is_flag=True,
-    help="Remove what an earlier search left in the run folder, and start anew.",
+    help="Delete the earlier search in the run folder and start again.",
 )
 @_as_json
 @_quiet
 def run(plan: Plan, fresh: bool, as_json: bool, quiet: bool) -> None:
-    """Search for the fastest settings as CONFIG says, and recommend them.
+    """Find the settings that train your model fastest.
 
-    In place of CONFIG, the command of a training script may be given as it is, after our own
-    options: autotune run --set budget.timeout_s=300 -- python train.py --epochs 3
+    Give a CONFIG (see autotune init) or the command that trains:
+
+    autotune run --set budget.timeout_s=300 -- python train.py
+
+    Your settings and each candidate are measured in short, real training runs. The recommended
+    settings are saved in run_dir; given again, it continues an interrupted search.
     """
     from autotune.api.search import run_plan
     from autotune.files.run_folder import new_run_dir
@@ -279,12 +274,12 @@ def run(plan: Plan, fresh: bool, as_json: bool, quiet: bool) -> None:
 @of_plan
 @_exit_code
 def check(plan: Plan, by_exit_code: bool) -> None:
-    """Train one step of CONFIG's workload, and show the machine and what would be searched.
+    """Test a CONFIG or a command with one training step.
 
-    In place of CONFIG, the command of a training script may be given after --.
+    Also shows the machine and the settings that would be searched.
 
-    With --exit-code it ends with 4 where the recommendation in run_dir is stale: found on another
-    machine, or on this one before its driver, torch or cores changed.
+    --exit-code: exit with 4 if the recommendation in run_dir is stale, because the machine, its
+    driver, torch or its cores changed.
     """
     from autotune.api.commands import check_plan
     from autotune.report.console import print_check
@@ -304,14 +299,15 @@ def check(plan: Plan, by_exit_code: bool) -> None:
 @_quiet
 @_exit_code
 def diagnose(plan: Plan, as_json: bool, quiet: bool, by_exit_code: bool) -> None:
-    """Say why the baseline of CONFIG is slow and what to do about it. Keeps no run folder.
+    """Find out why training is slow and what to change.
 
-    In place of CONFIG, the command of a training script may be given as it is, after our own
-    options: autotune diagnose -- python train.py --epochs 3
+    Give a CONFIG (see autotune init) or the command that trains:
 
-    Takes under a minute, unless your own code takes long to build or to make a step: then it takes
-    as long as measuring the baseline does, and other settings are not measured. With --exit-code it
-    ends with 4 where anything but computing holds training up.
+    autotune diagnose -- python train.py
+
+    Takes under a minute, longer if your own code is slow to start or to make a step.
+
+    --exit-code: exit with 4 if anything but computing limits the throughput.
     """
     from autotune.api.diagnose import diagnose_plan
 
@@ -327,13 +323,13 @@ def diagnose(plan: Plan, as_json: bool, quiet: bool, by_exit_code: bool) -> None
 
 @cli.command(cls=BeforeCommand)
 @click.argument("recommended", type=click.Path(path_type=Path))
-@click.option(
-    "--print", "only_print", is_flag=True, help="Show what would be run, and run nothing."
-)
+@click.option("--print", "only_print", is_flag=True, help="Only show what would be run.")
 def apply(recommended: Path, words: tuple[str, ...], only_print: bool) -> None:
-    """Run a training script to its end with the settings in RECOMMENDED: a recommended.yaml or a run folder.
+    """Train with the settings that a search found.
 
-    The command stands after our own options: autotune apply runs/mine -- python train.py --epochs 3
+    RECOMMENDED is a run folder or a recommended.yaml. Your script runs to its end, unchanged:
+
+    autotune apply runs/mine -- python train.py
     """
     if not words:
         raise click.UsageError(
@@ -352,10 +348,12 @@ def apply(recommended: Path, words: tuple[str, ...], only_print: bool) -> None:
 )
 @_as_json
 def export(recommended: Path, target: str, as_json: bool) -> None:
-    """Write the settings in RECOMMENDED, a recommended.yaml or a run folder, as another framework takes them.
+    """Convert the settings that a search found for a framework.
 
-    The text goes to stdout, what it does not carry and where the framework differs by itself to
-    stderr: autotune export runs/mine --to hf > training_args.json
+    RECOMMENDED is a run folder or a recommended.yaml. Settings that the framework can't take, and
+    its defaults that differ from the trials, are listed on stderr:
+
+    autotune export runs/mine --to hf > training_args.json
     """
     from autotune.api.commands import export_json, export_remarks, export_run
 
@@ -371,7 +369,10 @@ def export(recommended: Path, target: str, as_json: bool) -> None:
 @cli.command()
 @click.argument("path", type=click.Path(path_type=Path), default=Path("autotune.yaml"))
 def init(path: Path) -> None:
-    """Write a commented configuration to start from (PATH: autotune.yaml)."""
+    """Write a commented configuration to start from.
+
+    PATH defaults to autotune.yaml.
+    """
     starter = resources.files("autotune.files").joinpath("starter.yaml").read_text("utf-8")
     try:
         with path.open("x", encoding="utf-8") as file:
@@ -398,10 +399,13 @@ def init(path: Path) -> None:
 @click.argument("run_dir", type=click.Path(path_type=Path))
 @_as_json
 def report(run_dir: Path, as_json: bool) -> None:
-    """Show the result of the search in RUN_DIR once more, and write its report.md and report.html anew."""
+    """Show the result of a search again.
+
+    Also rewrites its report.md and report.html.
+    """
     was_collecting = gc.isenabled()
-    # Nothing of 2,000 trials can be let go before the end; looking for what can takes a tenth of
-    # the time.
+    # All trials stay in memory until the end, so collecting garbage would only take time: a tenth
+    # with 2,000 trials.
     gc.disable()
     try:
         from autotune.api.commands import open_report, rewrite_reports
@@ -410,9 +414,9 @@ def report(run_dir: Path, as_json: bool) -> None:
         try:
             if not as_json:
                 _show_report(found, as_json)
-        finally:  # also where the reader went away
+        finally:  # also if the reader of stdout has gone
             found, remark = rewrite_reports(found, run_dir)
-        if as_json:  # which says what files there are
+        if as_json:  # after writing, since it lists the files
             _show_report(found, as_json)
     finally:
         if was_collecting:
@@ -427,11 +431,12 @@ def report(run_dir: Path, as_json: bool) -> None:
 @_as_json
 @_exit_code
 def compare(first: Path, second: Path, as_json: bool, by_exit_code: bool) -> None:
-    """Show what differs between the searches in the run folders FIRST and SECOND, and whether by more than noise.
+    """Compare two searches and show what changed by more than noise.
 
-    They may be from two machines, from two versions of anything, or from before and after a change
-    of the dataset. With --exit-code it ends with 4 where the rate of the baseline or of what is
-    recommended differs by more than noise, or only one of them has it.
+    FIRST and SECOND are run folders: of two machines, or from before and after an upgrade.
+
+    --exit-code: exit with 4 if the throughput of the baseline or of the recommended settings
+    differs by more than noise, or is missing in one search.
     """
     from autotune.api.commands import compare_runs
 
@@ -448,7 +453,7 @@ def compare(first: Path, second: Path, as_json: bool, by_exit_code: bool) -> Non
 @cli.command()
 @_as_json
 def env(as_json: bool) -> None:
-    """Show the machine as trials see it."""
+    """Show the hardware and software that trials run on."""
     from autotune.api.commands import environment
 
     here = environment()
@@ -463,7 +468,7 @@ def env(as_json: bool) -> None:
 
 
 def main() -> None:
-    """Run the `autotune` command; SIGTERM and a closed terminal end a search as Ctrl-C does, the best so far saved."""
+    """Run the `autotune` command. SIGTERM and a closed terminal act like Ctrl-C: the best so far is saved."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
         signal.signal(signal.SIGHUP, signal.default_int_handler)
@@ -471,6 +476,7 @@ def main() -> None:
 
 
 def _interrupt_note(run_dir: Path, go_on: str) -> str:
+    """Return the message for an interrupted search, with `go_on`, the way to continue it."""
     if (run_dir / "recommended.yaml").is_file():
         return (
             f"interrupted; the best so far is in {run_dir / 'recommended.yaml'}; {go_on} to go on"

@@ -1,27 +1,27 @@
-"""The exceptions that autotune raises, and the exit code that the command line gives each.
+"""The exceptions of autotune, and the exit code of the command line for each.
 
-    AutotuneError                     1  the search failed ├── InputError                    2
-    something that the caller gave, or the place it runs in, is wrong │   ├── ConfigError
-    a YAML file, a mapping or an argument breaks a rule │   ├── WorkloadError                the
-    user's model, dataset or step fails, or can't be carried to a trial │   ├── StudyMismatchError
-    the run folder holds a study of something else │   └── RunFolderError               the run
-    folder can't be written, is full, or is in use ├── NothingFeasibleError          3  no
-    configuration meets the memory limit ├── RepeatedFailureError          1  the same exception
-    ended three different configurations └── LauncherError                 1  trials can't be
-    started on this machine, or can't describe it
+    AutotuneError                     1  the search failed
+    ├── InputError                    2  something that the caller gave is wrong
+    │   ├── ConfigError                  a YAML file, a mapping or an argument breaks a rule
+    │   ├── WorkloadError                the user's code fails, or can't be sent to a trial
+    │   ├── StudyMismatchError           the run folder has a study of something else
+    │   └── RunFolderError               the run folder can't be written, is full, or is in use
+    ├── NothingFeasibleError          3  no configuration meets the memory limit
+    ├── RepeatedFailureError          1  the same exception ended three different configurations
+    └── LauncherError                 1  trials can't be started on this machine, or can't describe it
 
-A message states the rule, the value seen and the remedy. Nothing below this file is imported.
+A message has the rule, the value seen and the remedy. Nothing above this module is imported.
 """
 
 from __future__ import annotations
 
-_LONGEST = 1000  # characters of a sentence, our own convention
+_LONGEST = 1000  # characters of a sentence; our convention
 
 
 class AutotuneError(Exception):
-    r"""The root of everything that autotune raises on purpose.
+    r"""Base class of all exceptions that autotune raises on purpose.
 
-    What can't be printed stands in its message as an escape such as \x1b: file names and values may hold anything.
+    Characters that can't be printed become escapes such as \x1b in its message.
     """
 
     exit_code = 1
@@ -31,7 +31,7 @@ class AutotuneError(Exception):
 
 
 class InputError(AutotuneError):
-    """What the caller gave can't be used; the message says what to change."""
+    """Something that the caller gave can't be used; the message has the remedy."""
 
     exit_code = 2
 
@@ -40,8 +40,7 @@ class ConfigError(InputError):
     """A configuration file, a mapping or an argument breaks a rule.
 
     Attributes:
-        problems: one sentence for each rule that is broken, all of them, each on one line of at
-            most some 1,000 characters.
+        problems: One sentence for each broken rule, on one line of at most about 1,000 characters.
     """
 
     def __init__(self, *problems: str) -> None:
@@ -53,10 +52,10 @@ class ConfigError(InputError):
 
 
 class WorkloadError(InputError):
-    """The user's own code fails, or can't be carried to a trial.
+    """The user's code fails, or can't be sent to a trial.
 
     Attributes:
-        remote_traceback: the user's frames of the traceback in the trial, or "".
+        remote_traceback: The user's frames of the traceback in the trial, or "".
     """
 
     def __init__(self, message: str, *, remote_traceback: str = "") -> None:
@@ -65,21 +64,21 @@ class WorkloadError(InputError):
 
 
 class StudyMismatchError(InputError):
-    """The run folder holds a study of another workload, space or device."""
+    """The run folder has a study of another workload, space or device."""
 
 
 class RunFolderError(InputError):
-    """The run folder can't be written, its disk is full, or another search holds it."""
+    """The run folder can't be written, its disk is full, or another search uses it."""
 
 
 class NothingFeasibleError(AutotuneError):
-    """Every configuration tried breaks the memory limit or fails; the message names the nearest miss."""
+    """All configurations exceed the memory limit or fail; the message names the closest one."""
 
     exit_code = 3
 
 
 class RepeatedFailureError(AutotuneError):
-    """The same exception at the same place has ended three different configurations."""
+    """The same exception at the same place ended three different configurations."""
 
 
 class LauncherError(AutotuneError):
@@ -87,7 +86,7 @@ class LauncherError(AutotuneError):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's message, or the name of its type where the message is empty."""
+    """Return the first line of an exception's message, or its type's name if that is empty."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
@@ -100,11 +99,9 @@ def _printable(text: str, spared: str = "") -> str:
 
 
 def _cut(sentence: str) -> str:
-    """A sentence without the middle of a value that is endless."""
+    """Cut the middle out of a sentence with a very long value."""
     left_out = len(sentence) - _LONGEST
+    if left_out <= 0:
+        return sentence
     half = _LONGEST // 2
-    return (
-        sentence
-        if left_out <= 0
-        else f"{sentence[:half]} ({left_out:,} characters left out) {sentence[-half:]}"
-    )
+    return f"{sentence[:half]} ({left_out:,} characters left out) {sentence[-half:]}"

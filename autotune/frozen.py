@@ -1,4 +1,4 @@
-"""The base of the models that the user writes, a file holds or a process sends: checked once, then frozen."""
+"""Base class of the models in files, messages and user input: checked once, then frozen."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict
 
 _FIELD_SETS: dict[frozenset[str], set[str]] = {}
-"""The sets of field names that compacted models share."""
+"""Sets of field names that compacted models share."""
 
 
 class FrozenModel(BaseModel):
-    """A pydantic model that can't change and takes no unknown field.
+    """A pydantic model that is immutable and refuses unknown fields.
 
-    JSON has no infinity: as a string it can be read back. The string below a field is not kept as
-    its description, for which pydantic reads each class's source again at every start.
+    Infinity is written to JSON as a string, so that it can be read back. Docstrings of fields are not
+    kept as descriptions, since pydantic would read each class's source at every start.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
@@ -28,18 +28,17 @@ _Model = TypeVar("_Model", bound=FrozenModel)
 
 @contextmanager
 def with_field_copy() -> Iterator[None]:
-    """Let a model have a field `copy`: pydantic warns that it hides BaseModel.copy, which is deprecated."""
+    """Allow a field `copy`, for which pydantic warns that it hides the deprecated BaseModel.copy."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", 'Field name "copy"', UserWarning)
         yield
 
 
 def compacted(model: _Model) -> _Model:
-    """The model itself, after equal sets of names of its fields, and of all models inside, have become one object.
+    """Return the model after sharing its set of field names, and those of inner models, with others.
 
-    For what is kept by the thousand: each model has a set of its own, which takes as much as all of
-    its values. Equal models stay equal, and copies have sets of their own again (pydantic's
-    `__copy__`).
+    This saves memory for models kept by the thousand, whose own sets take as much as all values.
+    Equal models stay equal, and copies have their own sets again (pydantic's `__copy__`).
     """
     own = model.model_fields_set
     object.__setattr__(

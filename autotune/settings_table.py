@@ -36,36 +36,35 @@ _KEEPS_ORDER = "its loader keeps the order"
 _PERSIST_BY_THEMSELVES = "its workers persist by themselves"
 
 Side = Literal["loader", "device", "copy"]
-"""What is measured alone."""
+"""Part of a training that is measured alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """What a framework calls a setting."""
+    """A framework's name for a setting."""
 
     name: str
-    """With dots where it lies deeper."""
+    """The name, with dots if it is nested."""
     _: KW_ONLY
     kind: Literal["count", "number", "flag"] = "count"
     own: object = None
-    """The framework's value where its file leaves the name out; None: as ours, or not known."""
+    """The framework's default; None: the same as ours, or not known."""
     is_rare: bool = False
-    """Written only where it is not torch's own value: releases of the framework that are in use
-    lack the name."""
+    """True to write it only if it differs from torch's default, since older releases lack the name."""
     is_whole: bool = False
-    """The framework takes whole numbers alone."""
+    """True if the framework only takes whole numbers."""
     among: tuple[object, ...] = ()
-    """The values that the framework takes; (): all."""
+    """Values that the framework supports; (): all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """How much a setting changes costs of the throughput model by itself."""
+    """The effect of a setting on costs of the throughput model."""
 
     sds: Mapping[str, float]
     """Prior standard deviations of the costs' logarithms, by models/throughput_law.COSTS."""
     of: Callable[[TrainingConfig], object] | None = None
-    """What changes the cost; None: the setting's own value."""
+    """Function of the configuration that the cost depends on; None: the setting's value."""
     length: float | None = None
     """Distance over which a number's effect changes; None: a category, each value free of the
     others."""
@@ -87,7 +86,7 @@ class Setting:
     """A setting of a training run."""
 
     name: str
-    """Of a TrainingConfig's field, or "ddp." and a DdpConfig's."""
+    """Name of a TrainingConfig's field, or "ddp." and that of a DdpConfig's."""
     _: KW_ONLY
     neutral: SettingValue = None
     """The value without an effect: the field's default, which is torch's own."""
@@ -95,11 +94,11 @@ class Setting:
     """Return the value that torch takes where None leaves it to torch; None: nobody needs to know
     it."""
     sides: tuple[Side, ...] = ("device",)
-    """Whose throughput alone depends on it."""
+    """Parts whose throughput depends on it."""
     needs: str | None = None
     """The setting without which this one must be neutral."""
     is_loader_argument: bool = False
-    """torch's DataLoader takes it under this name."""
+    """True if it is an argument of torch's DataLoader of this name."""
     tried: Callable[[Ranges], Iterable[SettingValue]] | None = None
     """Return what is tried by default; a `range` becomes an IntRange. None: it is not searched."""
     idle: Mapping[str, Callable[[Any, WorkloadFacts, Environment], bool]] = field(
@@ -107,29 +106,28 @@ class Setting:
     )
     """Conditions under which a value has no effect, by the code of the reason."""
     is_kept: bool = False
-    """It stays as in the baseline unless something speaks for another value."""
+    """True to keep the baseline's value unless there is a reason for another."""
     is_in_curves: bool = False
-    """A device's curve varies it. Not cudnn_benchmark: a process keeps the algorithms that it has
+    """True if a device's curve varies it. Not cudnn_benchmark: a process keeps the algorithms that it has
     found for a shape, by whichever way it came to them, so a second value would be measured with
     the first one's. Source: torch, ATen/native/cudnn/Conv_v8.cpp, where the key of benchmark_cache
     does not hold the switch."""
     explains: Literal["often", "rarely"] | None = None
-    """How often it explains a failure by itself, since torch runs other code for each value; None:
-    never."""
+    """Frequency with which it alone explains a failure, since torch runs other code for each value;
+    None: never."""
     guess: SettingValue = None
-    """The value that an expert tries first; None: no other one than the baseline's."""
+    """Value that an expert tries first; None: the baseline's."""
     effects: tuple[Effect, ...] = ()
-    """Its effects on the costs of the throughput model."""
+    """Effects on the costs of the throughput model."""
     memory: Memory | None = None
     words: Callable[[TrainingConfig], str] | None = None
     """Describe its value in a few words; None: it has none of its own."""
     elsewhere: str | None = None
-    """Where it goes when a framework can't take it; None: an argument of what the user's own loop
-    makes."""
+    """Remedy if a framework can't take it; None: an argument in the user's own loop."""
     names: Mapping[str, Name] = field(default_factory=dict)
-    """Its name in each framework that has one, by the framework."""
+    """Its names by framework."""
     reasons: Mapping[str, str] = field(default_factory=dict)
-    """Where it goes when this framework can't take it, if not as `elsewhere` says."""
+    """Remedies by framework, where they differ from `elsewhere`."""
 
     @property
     def value(self) -> Callable[[TrainingConfig], object]:
@@ -138,17 +136,17 @@ class Setting:
 
     @property
     def is_of_ddp(self) -> bool:
-        """Return True for an argument of DistributedDataParallel."""
+        """True for an argument of DistributedDataParallel."""
         return self.name.startswith(DDP_PREFIX)
 
     @property
     def is_of_loader(self) -> bool:
-        """Return True where the loader depends on it and the step does not."""
+        """True if the loader depends on it and the step does not."""
         return "loader" in self.sides and "device" not in self.sides
 
     @property
     def is_of_kernels(self) -> bool:
-        """Return True where the device runs other kernels for each value."""
+        """True if the device runs other kernels for each value."""
         return self.explains is not None and "loader" not in self.sides and not self.is_of_ddp
 
 
@@ -158,7 +156,7 @@ def name_group(strategy: str, world_size: int) -> str:
 
 
 def format_ddp(config: TrainingConfig) -> str:
-    """List DistributedDataParallel's arguments that are not torch's own; "" where all are."""
+    """List the arguments of DistributedDataParallel that differ from torch's; "" if none do."""
     own = {} if config.ddp is None else config.ddp.model_dump(exclude_defaults=True)
     return ", ".join(
         f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
@@ -187,7 +185,7 @@ def _log_batch(config: TrainingConfig) -> float:
 
 
 def _half(config: TrainingConfig) -> str:
-    """Return the precision, the half ones as one: where one of them is slow, as on many CPUs, so is the other."""
+    """Return the precision, with bfloat16 and float16 as one: if one is slow, as on many CPUs, so is the other."""
     return "half" if config.amp_dtype in {"bfloat16", "float16"} else config.amp_dtype
 
 

@@ -1,4 +1,4 @@
-"""The one composition root: what Python calls and the command line ask for, carried out with all the other rooms.
+"""Carry out Python calls and commands with all other packages: the composition root.
 
 Comes in: the arguments of `search`, `diagnose` and `load`, or a Plan that the command line has
 read. Goes out: results, and the files of a run folder. The modules here open launcher and folders

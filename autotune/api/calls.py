@@ -1,4 +1,4 @@
-"""The public functions `search` and `diagnose`: a Python call's arguments become a Plan, which is carried out."""
+"""The public functions `search` and `diagnose`: turn a call's arguments into a Plan and run it."""
 
 from __future__ import annotations
 
@@ -30,16 +30,17 @@ _LOADER_KEYS = {
     "worker_init_fn",
     "multiprocessing_context",
 }
+"""Keys of the argument `loader`."""
 _LOADERS_OWN = {"shuffle", "drop_last"}
-"""Of these, what a DataLoader decides itself."""
+"""Those that a DataLoader decides itself."""
 _SECTIONS = {
     "workload": ("model", "dataset", "command", "loss", "step", "optimizer", "collate_fn"),
     "budget": ("n_trials", "timeout_s", "training_hours"),
     "search": ("method", "warm_start"),
 }
-"""A call's arguments that are a Plan's own only below a section."""
+"""Arguments of a call that belong to a section of the Plan."""
 _PLAIN = ("baseline", "space", "device", "run_dir", "seed", "executor")
-"""Those that are a Plan's by the same name."""
+"""Arguments of a call that are fields of the Plan."""
 
 
 def search(  # noqa: PLR0913 - the contract's signature
@@ -70,72 +71,68 @@ def search(  # noqa: PLR0913 - the contract's signature
     launcher: Launcher | None = None,
     executor: Executor | Mapping[str, Any] | str = "local",
 ) -> SearchResult:
-    """Find the training settings that train fastest on this machine within a memory limit, by measured trials.
+    """Find the settings that train your model fastest on this machine, by measuring short trials.
+
+    Your current settings are measured first, then candidates; the winner must be faster by more
+    than noise and stay within the memory limit.
+
+        result = autotune.search(model, dataset, timeout_s=600)
+        print(result.report())
+        result.best  # the TrainingConfig to train with
 
     Args:
-        model: nn.Module, or a zero-argument callable that returns one. It is not touched: trials
-            train copies. A LightningModule trains by its own training_step; a transformers.Trainer
-            stands for all parts at once.
-        dataset: Dataset, IterableDataset or DataLoader, or a zero-argument callable that returns
-            one. A DataLoader is
-            not touched: trials load by copies of it, and its settings are the baseline's, where
-                that says nothing else.
-            For a LightningModule a LightningDataModule too; None: the module's own
-            train_dataloader.
-        command: what starts a training script, in place of model and dataset and all that belongs
-            to them: its words, or one string, such as "python train.py --lr {lr}" (see Workload).
-            It runs in the working directory.
+        model: An nn.Module, or a function without arguments that returns one. Trials train copies.
+            A LightningModule trains by its training_step; a transformers.Trainer stands for all
+            parts at once.
+        dataset: A Dataset, IterableDataset or DataLoader, or a function without arguments that
+            returns one. The settings of a DataLoader become the baseline's defaults. With a
+            LightningModule: a LightningDataModule, or None for its own train_dataloader.
+        command: The command of a training script, as words or as one string, such as
+            "python train.py --lr {lr}" (see Workload); instead of model, dataset and their parts.
         loss: loss(outputs, targets) -> scalar tensor, for batches (inputs, targets).
-        step: step(model, batch) -> scalar loss, for what inference does not cover.
-        optimizer: optimizer(params, lr) -> torch.optim.Optimizer; or an optimizer of the model's
-            parameters, of which trials have class, groups and settings, without its state; None:
-            SGD.
-        collate_fn: as for torch.utils.data.DataLoader.
-        accelerator: the accelerate.Accelerator that has prepared model, loader and optimizer, for
-            its precision and accumulation.
-        baseline: what you run today; what it does not say is what a DataLoader and an optimizer
-            that are given are set to, else batch 32, no workers, float32, learning rate 1e-3.
-        space: settings to search, each a list of choices, {low, high[, log]}, or one value that
-            fixes it.
-        objective: an Objective or its fields.
-        memory_limit: bytes, "20GiB", or a fraction of the device's memory; None: the objective's
-            (0.9).
-        n_trials: measured trials, the baseline included; None: at most 40, and it may stop by
-            itself.
-        timeout_s: seconds for the whole search; None: no limit.
-        training_hours: hours of training that are still to come, against which a further trial must
-            pay; None: 24.
-        device: torch's name for the device; "auto": the accelerator where there is one, else the
-            CPU. A GPU that torch was built for and can't use is an error: the CPU does not take its
-            place.
-        run_dir: folder for study, logs, report and recommended.yaml; an interrupted search in it
-            goes on. None: a new folder below ./runs.
-        seed: of the sampler and of each trial.
+        step: step(model, batch) -> scalar loss, where a loss alone is not enough.
+        optimizer: optimizer(params, lr) -> torch.optim.Optimizer, or an optimizer of the model's
+            parameters, whose class and settings are used. None: SGD.
+        collate_fn: As for torch.utils.data.DataLoader.
+        accelerator: The accelerate.Accelerator that prepared the parts; gives precision and
+            gradient accumulation.
+        baseline: Your current settings. Default: those of the DataLoader and optimizer given, else
+            batch 32, no workers, float32, learning rate 1e-3.
+        space: Settings to search, each as a list of choices, {low, high[, log]}, or one fixed
+            value. Default: all settings.
+        objective: What counts as better, as an Objective or a mapping of its fields.
+        memory_limit: Bytes, a size such as "20GiB", or a fraction of the device's memory. None:
+            0.9, or the objective's.
+        n_trials: Measured trials, baseline included. None: at most 40; the search may stop early.
+        timeout_s: Seconds for the whole search. None: no limit.
+        training_hours: Hours of training still to come; a trial must be worth its time. None: 24.
+        device: A torch device name, or "auto": the accelerator if there is one, else the CPU.
+        run_dir: Folder for study, logs, report and recommended.yaml; an interrupted search in it
+            continues. None: a new folder in ./runs.
+        seed: Seed of the search and of each trial.
         progress: True, False, or "auto": a live line on a terminal, plain lines elsewhere.
-        loader: further arguments of the loader: shuffle, drop_last, sampler, batch_sampler,
-            worker_init_fn, multiprocessing_context (see Workload); beside a DataLoader all but the
-            first two.
-        fresh: remove what a former search has left in run_dir.
-        method: what proposes trials: "model", a model of this machine that learns as the search
-            goes on; or one of Optuna's samplers: "tpe", "gp", "random", "grid".
-        warm_start: a run folder or a recommended.yaml, of the same workload on another machine or
-            of a similar one: what it found best is tried first.
-        launcher: starts trials in place of the executor's. For tests,
-            autotune.testing.FakeLauncher.
-        executor: where trials run: "local", this machine; "ray", the machines of a Ray cluster,
-            several trials at once (pip install 'autotune-torch[ray]'); or an Executor or its
-            fields: kind, address, ranks.
+        loader: Further DataLoader arguments: shuffle, drop_last, sampler, batch_sampler,
+            worker_init_fn, multiprocessing_context. With a DataLoader as dataset all but the first
+            two.
+        fresh: Delete an earlier search in run_dir.
+        method: What proposes trials: "model", a model of this machine's throughput; or an Optuna
+            sampler: "tpe", "gp", "random", "grid".
+        warm_start: A run folder or recommended.yaml of a similar search; its winner is tried first.
+        launcher: Starts trials instead of the executor; for tests, autotune.testing.FakeLauncher.
+        executor: Where trials run: "local", or "ray" for a Ray cluster
+            (pip install 'autotune-torch[ray]'); or an Executor or a mapping of its fields.
 
     Returns:
-        The result; the same is in run_dir.
+        The winner with all measurements; the same is saved in run_dir.
 
     Raises:
-        ConfigError: an argument breaks a rule, or ray is not installed.
-        WorkloadError: the model, dataset, step or script fails in the baseline, or can't be carried
+        ConfigError: An argument breaks a rule, or ray is not installed.
+        WorkloadError: The model, dataset, step or script fails in the baseline, or can't be sent
             to a trial.
-        NothingFeasibleError: no configuration meets the memory limit.
-        RepeatedFailureError: the same exception ended three different configurations.
-        RunFolderError, StudyMismatchError: the run folder can't be used.
+        NothingFeasibleError: No configuration meets the memory limit.
+        RepeatedFailureError: The same exception ended three different configurations.
+        RunFolderError: The run folder can't be written, or is in use.
+        StudyMismatchError: The run folder holds a different search.
     """
     return run_plan(_plan_of(locals()), fresh=fresh, progress=progress, launcher=launcher)
 
@@ -160,43 +157,75 @@ def diagnose(  # noqa: PLR0913 - the contract's signature
     launcher: Launcher | None = None,
     executor: Executor | Mapping[str, Any] | str = "local",
 ) -> DiagnosisResult:
-    """Say why training is slow and what to do about it, without a search.
+    """Find out why training is slow and what to change, usually in under a minute.
 
-    It takes under a minute, unless your own code takes long to build (it is built once where trials
-    share a process, else two or three times) or to make a step: then it takes as long as measuring
-    the baseline does, and other settings are not measured. The arguments are those of `search`,
-    `command` among them, but for space, n_trials, timeout_s, training_hours, run_dir, method,
-    warm_start and fresh; `baseline` is what is diagnosed. No run folder is kept: the trials' files
-    lie in a temporary folder until the end.
+        print(autotune.diagnose(model, dataset).report())
+
+    The arguments are those of `search`; `baseline` is what is diagnosed. If your code is slow to
+    start or to make a step, it takes as long as measuring the baseline, and no other settings are
+    tried. No run folder is kept.
+
+    Returns:
+        The bottleneck, its share of the time, and the remedies.
 
     Raises:
-        ConfigError: an argument breaks a rule, or ray is not installed.
-        WorkloadError: the model, dataset, step or script fails, or can't be carried to a trial.
-        NothingFeasibleError: the baseline needs more memory than there is.
+        ConfigError: An argument breaks a rule, or ray is not installed.
+        WorkloadError: The model, dataset, step or script fails, or can't be sent to a trial.
+        NothingFeasibleError: The baseline needs more memory than there is.
     """
     return diagnose_plan(_plan_of(locals()), progress=progress, launcher=launcher)
 
 
 def _plan_of(given: Mapping[str, Any]) -> Plan:
-    """The Plan of a Python call, from its arguments by name.
+    """Return the Plan of a Python call, from its arguments by name.
 
     Raises:
-        ConfigError: an argument breaks a rule.
+        ConfigError: An argument breaks a rule.
     """
+    # A trainer or an Accelerator stands for several arguments.
     with kept_random_state():  # a trainer's own methods may draw
         taken = take_apart(given)
     if taken is not None:
-        said = given["baseline"] or {}
-        said = (
-            said.model_dump(include=said.model_fields_set)
-            if isinstance(said, TrainingConfig)
-            else said
-        )
-        parts = {name: getattr(taken, name) for name in ("model", "dataset", "optimizer", "step")}
-        parts = {name: part for name, part in parts.items() if part is not None}
-        given = {**given, **parts, "baseline": {**taken.baseline, **said}}
+        baseline = given["baseline"] or {}
+        if isinstance(baseline, TrainingConfig):
+            baseline = baseline.model_dump(include=baseline.model_fields_set)
+        given = {**given, "baseline": {**taken.baseline, **baseline}}
+        for name in ("model", "dataset", "optimizer", "step"):
+            part = getattr(taken, name)
+            if part is not None:
+                given[name] = part
+
+    loader = _loader_arguments(given["loader"])
+    sections = {
+        name: {key: given[key] for key in keys if key in given} for name, keys in _SECTIONS.items()
+    }
+    data, notes = _data_of(given["dataset"], loader)
+    optimizer = _optimizer_of(given["optimizer"])
+    sections["workload"] |= {**loader, "dataset": data, "optimizer": optimizer}
+    plain = {name: given[name] for name in _PLAIN if name in given}
+
+    # The argument memory_limit overrides the objective's.
+    objective = given["objective"]
+    memory_limit = given["memory_limit"]
+    if memory_limit is not None and isinstance(objective, Objective | Mapping | None):
+        objective = {**dict(objective or {}), "memory_limit": memory_limit}
+
     model = given["model"]
-    loader = {} if given["loader"] is None else given["loader"]
+    name = getattr(model, "__name__", type(model).__name__) if taken is None else taken.name
+    plan = parse_plan({**plain, **sections, "objective": objective}, name=name)
+    if taken is not None:
+        if given["accelerator"] is not None:
+            notes += (prepared_by(framework="accelerate"),)
+        notes += taken.notes
+    plan = replace(plan, notes=notes)
+    command = plan.workload.command
+    return plan if command is None else replace(plan, name=command_name(command))
+
+
+def _loader_arguments(loader: object) -> Mapping[str, Any]:
+    """Return the argument `loader`, checked; an empty mapping for None."""
+    if loader is None:
+        return {}
     if not isinstance(loader, Mapping):
         raise ConfigError(f"loader must be a mapping, but got {type(loader).__name__}")
     unknown = sorted(set(loader) - _LOADER_KEYS, key=str)
@@ -205,36 +234,16 @@ def _plan_of(given: Mapping[str, Any]) -> Plan:
             f"loader takes {', '.join(sorted(_LOADER_KEYS))}, but got "
             f"{', '.join(map(str, unknown))}"
         )
-    sections = {
-        name: {key: given[key] for key in keys if key in given} for name, keys in _SECTIONS.items()
-    }
-    sections["workload"] |= loader
-    data, notes = _data_of(given["dataset"], loader)
-    sections["workload"] |= {"dataset": data, "optimizer": _optimizer_of(given["optimizer"])}
-    plain = {name: given[name] for name in _PLAIN if name in given}
-    objective = given["objective"]
-    memory_limit = given["memory_limit"]
-    if memory_limit is not None and isinstance(objective, Objective | Mapping | None):
-        objective = {**dict(objective or {}), "memory_limit": memory_limit}
-    name = getattr(model, "__name__", type(model).__name__) if taken is None else taken.name
-    plan = parse_plan({**plain, **sections, "objective": objective}, name=name)
-    if taken is not None:
-        prepared = (
-            (prepared_by(framework="accelerate"),) if given["accelerator"] is not None else ()
-        )
-        notes += (*prepared, *taken.notes)
-    plan = replace(plan, notes=notes)
-    command = plan.workload.command
-    return plan if command is None else replace(plan, name=command_name(command))
+    return loader
 
 
 def _data_of(dataset: Any, loader: Mapping[str, Any]) -> tuple[Any, tuple[Note, ...]]:
-    """The dataset, or the DataLoader, that was given, without what a framework has put around it; and what that loses.
+    """Unwrap a dataset or DataLoader from framework wrappers; return notes on what that loses.
 
     Raises:
-        ConfigError: it can't be taken apart, or decides itself what `loader` says.
+        ConfigError: It can't be unwrapped, or decides itself what `loader` gives.
     """
-    torch = sys.modules.get("torch")  # a DataLoader can't be made without it
+    torch = sys.modules.get("torch")  # a DataLoader can't exist without it
     if torch is None:
         return dataset, ()
     from autotune.apply.loader import inner_loader, lost_epoch
@@ -253,7 +262,7 @@ def _data_of(dataset: Any, loader: Mapping[str, Any]) -> tuple[Any, tuple[Note, 
 
 
 def _optimizer_of(optimizer: Any) -> Any:
-    """What was given as an optimizer, without what a framework has put around it."""
+    """Unwrap an optimizer from framework wrappers."""
     if "torch" not in sys.modules:
         return optimizer
     from autotune.apply.prepare import inner_optimizer

@@ -1,4 +1,4 @@
-"""The smaller commands: report, compare, check, env, load, export, apply."""
+"""Implement the smaller commands: report, compare, check, env, load, export, apply."""
 
 from __future__ import annotations
 
@@ -40,31 +40,31 @@ from autotune.space.space import ResolvedSpace
 from autotune.tuning.probe import probe_workload
 from autotune.tuning.warm_start import hints_of, note_of_stale
 
-# report.md and report.html: written at the end of a search, and anew from a run folder alone.
+# report.md and report.html: written at the end of a search, and again from a run folder.
 #
 # Comes in: a summary. Goes out: the files, and what went wrong with them in a sentence, since
 # neither may cost the result. Apart from search.py, whose imports take longer than a report does.
 
 
 def write_reports(summary: RunSummary, folder: RunFolder) -> str:
-    """Write both; what went wrong, or "". Raises nothing but interrupts."""
+    """Write both reports; return what failed, or "". Only interrupts are raised."""
     return _remark_of(lambda: _write(_build(summary, folder), folder))
 
 
 def open_report(run_dir: Path) -> ReportModel:
-    """The report of a run folder, by the folder alone, as it is once its files are written anew.
+    """Return the report of a run folder, as it is after its files are written again.
 
     Raises:
-        ConfigError: the folder holds no finished search, or one that can't be read; the message
-            names the file.
+        ConfigError: The folder has no finished search, or it can't be read; the message names the
+            file.
     """
     return _build(read_summary(run_dir), RunFolder(run_dir))
 
 
 def rewrite_reports(report: ReportModel, run_dir: Path) -> tuple[ReportModel, str]:
-    """Write both anew; the report, without a file that is missing, and what went wrong, or "".
+    """Write both reports again; return the report without missing files, and what failed, or "".
 
-    Drawing takes as long as all else: whoever reads along should be shown the report before.
+    Drawing takes as long as everything else, so show the report first.
     """
     remark = _remark_of(lambda: _write(report, RunFolder(run_dir)))
     return (build_report(report.summary, run_dir) if remark else report), remark
@@ -90,41 +90,36 @@ def _remark_of(write: Callable[[], str]) -> str:
         return f"The reports could not be made: {one_line(f'{type(error).__name__}: {error}')}"
 
 
-# `autotune compare`: what differs between the searches in two run folders, and whether by more than
-# noise.
-#
-# Comes in: two folders. Goes out: a Comparison.
+# `autotune compare`
 
 
 def compare_runs(first: Path, second: Path) -> Comparison:
-    """Compare two finished searches, whatever machines and versions of autotune they are from.
+    """Compare two finished searches, also from different machines or versions of autotune.
 
     Raises:
-        ConfigError: a folder holds no finished search, or one that can't be read; the message names
-            the file.
+        ConfigError: A folder has no finished search, or it can't be read; the message names the
+            file.
     """
     return compare_summaries(read_summary(first), read_summary(second), (str(first), str(second)))
 
 
-# A plan checked without a search, and the machine described: what `autotune check` and `autotune
-# env` show.
+# `autotune check` and `autotune env`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
-    """What the probe of a plan has found out."""
+    """The result of `autotune check`."""
 
     space: ResolvedSpace
-    """What would be searched; it knows workload and machine."""
+    """Space that would be searched, with workload and machine."""
     stale: str | None = None
-    """That the recommendation in run_dir was found on another machine, or before this one changed,
-    in a sentence."""
+    """Why the recommendation in run_dir is stale, in a sentence; None if it is not."""
     has_recommendation: bool = False
-    """Whether there is a run_dir with a recommended.yaml."""
+    """True if run_dir has a recommended.yaml."""
 
 
 def check_plan(plan: Plan, *, launcher: Launcher | None = None) -> CheckResult:
-    """Check a plan without searching: one step of the workload, the machine, and the space that would be searched."""
+    """Run one step of a plan's workload, and return the machine and the space that would be searched."""
     hints_of(plan)  # raises where a search would
     with temporary_folder() as folder, opened_launcher(launcher, folder, plan) as starts:
         write_payload(plan.workload, folder.payload)
@@ -139,11 +134,11 @@ def check_plan(plan: Plan, *, launcher: Launcher | None = None) -> CheckResult:
 
 
 def environment(device: str = "auto", *, launcher: Launcher | None = None) -> Environment:
-    """This machine as trials see it.
+    """Return this machine as trials see it.
 
     Raises:
-        ConfigError: torch knows no such device.
-        LauncherError: the process that was to describe the machine failed.
+        ConfigError: torch has no such device.
+        LauncherError: The process that describes the machine failed.
     """
     plan = parse_plan(
         {"workload": Workload(model=None, dataset=None), "device": device}, name="env"
@@ -161,21 +156,21 @@ def environment(device: str = "auto", *, launcher: Launcher | None = None) -> En
     return report.environment
 
 
-# `autotune.load`: a recommendation read back, with a warning where this is another machine than it
-# was found on.
+# `autotune.load`
 
 
 def load(path: str | Path) -> TrainingConfig:
-    """Read the settings of a recommended.yaml.
+    """Read the settings that a search recommends.
+
+    Args:
+        path: A recommended.yaml.
 
     Warns:
-        UserWarning: this machine is another than the one that they were found on, by what can be
-            told without opening
-            a device: processor or NVIDIA GPU, driver, cores, and torch's version where torch is
-                imported already.
+        UserWarning: They were found on a different machine: another processor or NVIDIA GPU, driver,
+            number of cores, or version of torch (if it is imported).
 
     Raises:
-        ConfigError: the file can't be read, is no recommended.yaml, or was changed to what breaks a
+        ConfigError: The file can't be read, is no recommended.yaml, or was changed to what breaks a
             rule.
     """
     config = read_recommended(path)
@@ -187,7 +182,7 @@ def load(path: str | Path) -> TrainingConfig:
 
 
 def _told_here(there: Mapping[str, object]) -> dict[str, object]:
-    """What can be told of this machine, under the file's names, for a device of the kind that the file names."""
+    """Describe this machine by the file's names, as far as possible without opening a device."""
     told: dict[str, object] = {"cores": usable_cores()}
     if there.get("device_kind") == "cpu":
         told["name"] = processor_name()
@@ -202,21 +197,18 @@ def _told_here(there: Mapping[str, object]) -> dict[str, object]:
     return told
 
 
-# `autotune export`: recommended settings in the words of another framework.
-#
-# Comes in: a recommended.yaml, or the run folder that holds one, and a target's name. Goes out: an
-# Export for the device that the settings were found on, as a JSON document too.
+# `autotune export`, for the device that the settings were found on
 
 
 def export_run(path: Path, target: str) -> Export:
-    """The recommended settings for a target.
+    """Return the recommended settings for a target.
 
     Args:
-        path: A recommended.yaml, or a run folder.
-        target: One of the names of TrainingConfig.to.
+        path: A recommended.yaml or a run folder.
+        target: A target of TrainingConfig.to.
 
     Raises:
-        ConfigError: the file can't be read, or there is no such target.
+        ConfigError: The file can't be read, or there is no such target.
     """
     file = recommended_of(path)
     config = load(file)
@@ -226,7 +218,7 @@ def export_run(path: Path, target: str) -> Export:
 
 
 def _optimizer_of(run_dir: Path) -> str | None:
-    """The class of the optimizer that trials had, with a warning where the run folder can't tell it."""
+    """Return the class of the trials' optimizer; warn if the run folder does not have it."""
     if not lexists(
         RunFolder(run_dir).summary
     ):  # a recommended.yaml was put into a folder by itself
@@ -242,13 +234,13 @@ def _optimizer_of(run_dir: Path) -> str | None:
 
 
 def export_remarks(export: Export) -> list[str]:
-    """What the text does not carry and where the target differs by itself, a line each."""
+    """Return a line for each dropped setting and each differing default of the target."""
     dropped = [f"not exported: {setting}: {reason}" for setting, reason in export.dropped]
     return dropped + [f"differs by default: {name}: {reason}" for name, reason in export.defaults]
 
 
 def export_json(export: Export) -> str:
-    """The whole export as one document."""
+    """Return the export as one JSON document."""
     document = {
         "format": 1,
         "target": export.target,
@@ -260,24 +252,20 @@ def export_json(export: Export) -> str:
     return json.dumps(document, indent=2)
 
 
-# `autotune apply`: a training script run to its end with recommended settings, put in at the seams
-# that trials used.
-#
-# Comes in: a recommended.yaml, or the run folder that holds one, and the command that trains. This
-# process becomes the command. Nothing is measured, redirected or muted: it is the user's own
-# training.
+# `autotune apply`: run a training script to its end with recommended settings, through the same hooks
+# as trials. Nothing is measured, redirected or muted.
 
 
 def applied(path: Path, command: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
-    """The words to start, and the variables to start them under, so that a script trains with recommended settings.
+    """Return the command and the environment variables that train with recommended settings.
 
     Args:
         path: A recommended.yaml, or the run folder of a search on a command.
-        command: What trains, with the placeholders that it was searched with; other arguments may
+        command: The command that trains, with the placeholders of the search; other arguments may
             differ.
 
     Raises:
-        ConfigError: the file can't be read, was found for something else, or the command can't be
+        ConfigError: The file can't be read, was found for something else, or the command can't be
             used.
     """
     fault = command_fault(command)
@@ -307,10 +295,10 @@ def applied(path: Path, command: Sequence[str]) -> tuple[tuple[str, ...], dict[s
 
 
 def apply_command(path: Path, command: Sequence[str], *, only_print: bool = False) -> None:
-    """Become the command, with the settings put in; with `only_print`, print what would be started instead.
+    """Replace this process by the command with the settings applied; with `only_print`, print it.
 
     Raises:
-        ConfigError: see `applied`; or the program can't be started.
+        ConfigError: As for `applied`, or the program can't be started.
     """
     words, environment = applied(path, command)
     if only_print:

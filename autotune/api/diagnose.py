@@ -1,4 +1,4 @@
-"""Why is it slow: one measured trial of what the user runs today, and the ceilings around it.
+"""Diagnose a slow training: measure one trial of the baseline, and the ceilings of loader and device.
 
 Comes in: a Plan. Goes out: a Diagnosis. Nothing is searched and no run folder is kept.
 """
@@ -54,31 +54,31 @@ from autotune.space.space import ResolvedSpace
 from autotune.tuning.probe import probe_workload
 
 _MOST_S = 60.0
-"""Of the whole diagnosis; only the probe and the baseline's trial may exceed it: docs/diagnose.md
-promises an answer within a minute."""
+"""Time limit of a diagnosis, which only the probe and the baseline's trial may exceed. Source:
+docs/diagnose.md promises an answer within a minute."""
 _LEAST_CURVES_S = 10.0
-"""For the curves, beside the trial's start: our own convention, less is not worth building the
-workload once more."""
+"""Least time for the curves, without the trial's start; less is not worth building the workload
+again. Source: our convention."""
 _SURE_CODES = frozenset({"bottleneck", "time_not_attributed", "computed_setting"})
-"""Of a headline, what is shown while other settings are still measured."""
+"""Part of a headline that is shown while other settings are still measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuringTime:
-    """How long the parts of a diagnosis measure: our conventions, so that the whole stays within a minute."""
+    """Measuring times of a diagnosis. Source: our conventions, to finish within a minute."""
 
     window_s: float = 5.0
-    """The trial's window, at most."""
+    """Longest window of the trial."""
     stretch_s: float = 1.0
-    """Each ceiling."""
+    """Window of each ceiling."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiagnosisResult:
-    """Why it is slow, and what to do about it."""
+    """The result of a diagnosis: the bottleneck, its share of the time, and the remedies."""
 
     diagnosis: Diagnosis
-    """All of it, the evidence included."""
+    """Complete diagnosis with its evidence."""
 
     @property
     def headline(self) -> str:
@@ -92,12 +92,12 @@ class DiagnosisResult:
 
     @property
     def is_healthy(self) -> bool:
-        """Nothing beside computing takes a tenth of the time, and nothing that was measured promises 5 % more."""
+        """True if nothing but computing takes a tenth of the time, and no measurement promises 5 % more."""
         return self.diagnosis.is_healthy
 
     @property
     def headroom(self) -> Headroom:
-        """Where today's rate stands between the ceilings."""
+        """Headroom between the baseline's throughput and the ceilings."""
         return self.diagnosis.standing
 
     @property
@@ -107,15 +107,15 @@ class DiagnosisResult:
 
     @property
     def advice(self) -> tuple[Advice, ...]:
-        """What to do: settings first, then what lies outside of them; the largest gain first in each."""
+        """Remedies: settings first, then others, each by gain."""
         return self.diagnosis.advice
 
     def report(self) -> str:
-        """The report in Markdown."""
+        """Return the report in Markdown."""
         return render_diagnosis(self.diagnosis)
 
     def _repr_html_(self) -> str:
-        """The answer as tables, for notebooks."""
+        """Return the answer as HTML tables, for notebooks."""
         return render_diagnosis_notebook(self.diagnosis)
 
 
@@ -126,7 +126,7 @@ def diagnose_plan(
     launcher: Launcher | None = None,
     measuring: MeasuringTime | None = None,
 ) -> DiagnosisResult:
-    """Diagnose a plan's baseline; see `diagnose`. The caller's random state is as before."""
+    """Diagnose a plan's baseline; see `diagnose`. The caller's random state is kept."""
     with kept_random_state(), kept_interrupts(), ExitStack() as held:
         folder = held.enter_context(temporary_folder())
         show = held.enter_context(make_progress(progress))
@@ -151,8 +151,8 @@ def examine(
     `others`: searches that run beside it.
 
     Raises:
-        WorkloadError, ConfigError: the workload or the baseline can't be used.
-        NothingFeasibleError: the baseline needs more memory than there is.
+        WorkloadError, ConfigError: The workload or the baseline can't be used.
+        NothingFeasibleError: The baseline needs more memory than there is.
     """
     begun = monotonic()
 
@@ -235,7 +235,7 @@ def _measure_curves(
     run: Measurement,
     left_s: float,
 ) -> Curves:
-    """Other settings, each side alone, within the time that is left."""
+    """Measure other settings, loader and device alone, in the remaining time."""
     report = runner.curves(
         space.baseline,
         list_variations(space, run),
@@ -252,10 +252,10 @@ def _measure_curves(
 
 
 def _known(space: ResolvedSpace, run: Measurement) -> Curves:
-    """Return the points of today's settings that the run has measured itself, but for those that it exceeds.
+    """Return the points of the baseline that its trial has measured, without those that it exceeds.
 
-    None of a group, whose sides are not those of a device; on a CPU the device is measured again,
-    for the cores that it keeps busy.
+    None for a group of ranks, whose parts are not those of one device. On a CPU the device is
+    measured again, for the cores that it keeps busy.
     """
     own = space.baseline
     book = CeilingBook()
@@ -271,7 +271,7 @@ def _known(space: ResolvedSpace, run: Measurement) -> Curves:
 
 
 def _ignored(plan: Plan) -> Iterator[Note]:
-    """What the plan asks that has an effect on a search alone."""
+    """Return notes on parts of the plan that only a search uses."""
     asked = {
         "space": plan.space != SearchSpace(),
         "budget": plan.budget != Budget(),

@@ -1,4 +1,4 @@
-"""A search from a plan to its result, and a result opened again from its run folder."""
+"""Run a search from a plan to its result, or open a result from its run folder."""
 
 from __future__ import annotations
 
@@ -59,53 +59,49 @@ if TYPE_CHECKING:
     import optuna
 
 
-# The result of a search: right after it, or opened again from its run folder.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
-    """What a search has found."""
+    """The result of a search."""
 
     best: TrainingConfig
-    """The configuration to use; its learning rate is scaled to its global batch."""
+    """Recommended configuration, with its learning rate scaled to its global batch."""
     baseline: TrainingConfig
     best_same_batch: TrainingConfig | None
-    """The best that keeps the baseline's global batch."""
+    """Best configuration with the baseline's global batch; None if there is none."""
     trials: list[TrialRecord]
-    """Every measured trial, in order; the first is the baseline."""
+    """All measured trials in order; the first is the baseline."""
     speedup: float | None
-    """What is believed of `best` over the baseline, from all runs of both; None where the baseline
-    is no reference."""
+    """Estimated speedup of `best` over the baseline, from all runs of both; None if the baseline can't
+    be compared."""
     speedup_ci: tuple[float, float] | None
-    """Its 95 % interval."""
+    """95 % interval of the speedup."""
     study: optuna.Study
     run_dir: Path
     summary: RunSummary
-    """Everything that reports are made from."""
+    """Data of all reports."""
 
     def report(self) -> str:
-        """The report in Markdown."""
+        """Return the report in Markdown."""
         return render_markdown(build_report(self.summary, self.run_dir))
 
     def _repr_html_(self) -> str:
-        """The result as a table, for notebooks."""
+        """Return the result as an HTML table, for notebooks."""
         return render_notebook(build_report(self.summary, self.run_dir))
 
 
 def open_run(path: str | Path) -> SearchResult:
-    """Open the result of an earlier search from its run folder alone; nothing is measured again.
+    """Open the result of an earlier search from its run folder, without measuring anything.
 
-    Where the folder can be written, SQLite keeps a log next to study.db as long as the study is in
-    use; else the study is a copy of it.
+    If the folder can be written, SQLite keeps a log next to study.db while the study is in use;
+    otherwise the study is a copy.
 
     Args:
-        path: The run folder of a search that has ended or was interrupted. One that went on and was
-            killed shows its last end.
+        path: Run folder of a search that ended or was interrupted.
 
     Raises:
-        ConfigError: the folder holds no result, or one of another version of autotune.
-        RunFolderError: its study.db is missing or can't be read.
-        NothingFeasibleError: the search has found no configuration that meets the memory limit.
+        ConfigError: The folder has no result, or one of another version of autotune.
+        RunFolderError: Its study.db is missing or can't be read.
+        NothingFeasibleError: The search found no configuration that meets the memory limit.
     """
     folder = RunFolder(Path(path).absolute())
     summary = read_summary(folder.path)
@@ -116,7 +112,7 @@ def open_run(path: str | Path) -> SearchResult:
 
 
 def result_of(summary: RunSummary, study: optuna.Study, run_dir: Path) -> SearchResult:
-    """The result that a summary with a recommendation holds."""
+    """Return the result in a summary that has a recommendation."""
     chosen = summary.recommendation
     assert chosen is not None  # noqa: S101 - without one NothingFeasibleError was raised
     ratio = chosen.speedup
@@ -133,10 +129,7 @@ def result_of(summary: RunSummary, study: optuna.Study, run_dir: Path) -> Search
     )
 
 
-# A search from a plan to its result: what `search` and `autotune run` do.
-#
-# Comes in: a Plan. Goes out: a SearchResult and the files of the run folder. The stages hand values
-# on: probe, search, select.
+# A search from a plan to its result and the files of its run folder: probe, search, select
 
 
 _LOG = logging.getLogger(__name__)
@@ -149,7 +142,7 @@ def run_plan(
     progress: ProgressMode = "auto",
     launcher: Launcher | None = None,
 ) -> SearchResult:
-    """Run a search from a plan; see `search`. The caller's random state is as before."""
+    """Run a search from a plan; see `search`. The caller's random state is kept."""
     limits = plan.policy.time
     timeout_s = plan.budget.timeout_s
     writing_s = min(limits.writing_s, limits.writing_share * (timeout_s or 0.0))
@@ -212,7 +205,7 @@ def run_plan(
 def _search_of(
     plan: Plan, time: TimeBudget, runner: TrialRunner, folder: RunFolder, hints: Hints | None
 ) -> Search:
-    """The search with its proposer; of one that goes on, what measuring loader and device has shown is read back."""
+    """Make the search with its proposer; if it is continued, read its curves of loader and device."""
     study = time.study
     space = time.study.space
     keep = partial(write_model, folder.curves)
@@ -238,13 +231,13 @@ def _search_of(
 
 
 def _keep(search: Search, folder: RunFolder, beside: Neighbours, record: TrialRecord) -> None:
-    """Keep a trial's record, and say of searches that have begun beside it."""
+    """Store a trial's record, and report searches that have started at the same time."""
     folder.append_trial(record)
     search.notes += beside.new()
 
 
 def _tune(search: Search, plan: Plan, folder: RunFolder) -> RunSummary:
-    """Search, select, write; whatever ends it, the best so far is in the run folder, with its certainty."""
+    """Search, select and write; however it ends, the run folder has the best so far with its certainty."""
     try:
         search.run()
     except WorkloadError:
@@ -264,9 +257,9 @@ def _tune(search: Search, plan: Plan, folder: RunFolder) -> RunSummary:
 
 
 def _finished(search: Search, folder: RunFolder) -> RunSummary | None:
-    """The summary of a search that was decided and has no trial left to run; None where there is more to do.
+    """Return the summary of a search that is decided and has no trial left; else None.
 
-    A damaged summary is noted, and so is a study that lacks trials of it; then the search goes on.
+    A damaged summary, or a study that lacks trials of it, is noted, and the search continues.
     """
     time = search.time
     study = search.time.study
@@ -306,7 +299,7 @@ def _finished(search: Search, folder: RunFolder) -> RunSummary | None:
 
 
 def _known(search: Search, folder: RunFolder) -> RunSummary | None:
-    """As `_finished`; reports that a kill has kept from being written are written."""
+    """Return `_finished`, and write reports that are missing since the process was killed."""
     summary = _finished(search, folder)
     if summary is not None and not folder.has_reports():
         write_reports(summary, folder)
@@ -314,7 +307,7 @@ def _known(search: Search, folder: RunFolder) -> RunSummary | None:
 
 
 def _write(summary: RunSummary, folder: RunFolder) -> None:
-    """Write all files; a search is finished once its summary is there, so what people use is written before it."""
+    """Write all files, the summary last, since it marks a search as finished."""
     if summary.recommendation is not None:
         write_atomic(folder.recommended, recommended_yaml(summary).encode())
     else:
@@ -327,7 +320,7 @@ def _write(summary: RunSummary, folder: RunFolder) -> None:
 
 
 def _write_patch(summary: RunSummary, folder: RunFolder) -> None:
-    """Write the loader's settings as a diff of the script, where its call is literal; it is never applied here."""
+    """Write the loader's settings as a diff of the script, if possible; it is never applied here."""
     script = summary.facts.script
     chosen = summary.recommendation
     folder.patch.unlink(missing_ok=True)  # of an earlier run of the same search
@@ -344,7 +337,7 @@ def _write_patch(summary: RunSummary, folder: RunFolder) -> None:
 
 
 def _summarise(search: Search, plan: Plan, interrupted: Note | None = None) -> RunSummary:
-    """Select, and gather all that reports are made from; `interrupted` says what has ended the search, if anything."""
+    """Select, and return the data of reports; `interrupted` is what ended the search early, if anything."""
     found = search.outcome()
     space = found.space
     ended = interrupted or found.ended_because

@@ -1,4 +1,4 @@
-"""What every public function needs: the caller's process kept as it was, a folder, a launcher, a runner."""
+"""Set up a public function: protect the caller's process, open folder and launcher, make a runner."""
 
 from __future__ import annotations
 
@@ -22,17 +22,14 @@ from autotune.launch.machine import kept_initialised
 from autotune.launch.runner import TrialRunner
 from autotune.note import Note
 
-# The caller's process: its random generators are as before, and Ctrl-C is neither lost nor harmful.
-#
-# Even an import may draw from the generators. An interrupt that Python drops is sent again, and
-# none cuts off saving results. A KeyboardInterrupt that is raised inside a weakref's callback or a
-# `__del__` is printed and ignored; a study's database layer runs such callbacks all the time.
-# Source: Python's documentation of sys.unraisablehook.
+# The caller's process. Even an import may draw from the random generators. A KeyboardInterrupt
+# raised in a weakref's callback or a `__del__` is printed and ignored; a study's database layer
+# runs such callbacks all the time. Source: Python's documentation of sys.unraisablehook.
 
 
 @contextmanager
 def kept_interrupts() -> Iterator[None]:
-    """While entered, interrupts that Python drops are sent again; other ignored exceptions are handled as before."""
+    """Send interrupts again that Python drops meanwhile; handle other ignored exceptions as before."""
     before = sys.unraisablehook
 
     def send_again(unraisable: Any) -> None:
@@ -54,7 +51,7 @@ def kept_interrupts() -> Iterator[None]:
 
 @contextmanager
 def kept_random_state() -> Iterator[None]:
-    """Restore Python's and NumPy's global generators, and torch's for the CPU where torch is loaded already."""
+    """Restore the global generators of Python and NumPy, and torch's for the CPU if torch is loaded."""
     numpy = sys.modules.get("numpy")
     torch = sys.modules.get("torch")
     python_state = random.getstate()
@@ -72,7 +69,7 @@ def kept_random_state() -> Iterator[None]:
 
 @contextmanager
 def without_interrupts() -> Iterator[None]:
-    """Ignore Ctrl-C, SIGTERM and SIGHUP while entered: the results of a search must be saved completely."""
+    """Ignore Ctrl-C, SIGTERM and SIGHUP meanwhile, so that results are saved completely."""
     if current_thread() is not main_thread():  # no other thread gets or handles signals
         yield
         return
@@ -82,18 +79,15 @@ def without_interrupts() -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(
-                number, signal.SIG_DFL if handler is None else handler
-            )  # None: not set from Python
+            # None: not set from Python
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
-# What every public function needs before it can start: a folder, a launcher, a runner.
-#
-# Comes in: a Plan. Goes out: these values, and open resources as context managers.
+# Folder, launcher and runner
 
 
 def runner_for(plan: Plan, folder: RunFolder, launcher: Launcher) -> TrialRunner:
-    """A runner of the plan's trials in a run folder, which knows no limits yet."""
+    """Return a runner of the plan's trials in a run folder, without limits yet."""
     return TrialRunner(
         launcher=launcher,
         payload=folder.payload,
@@ -107,7 +101,7 @@ def runner_for(plan: Plan, folder: RunFolder, launcher: Launcher) -> TrialRunner
 
 
 def warnings_in(notes: Iterable[Note]) -> tuple[Note, ...]:
-    """Those of a probe's notes that the user must read before a search begins, not after it."""
+    """Return the probe's notes that the user must read before a search starts."""
     return tuple(
         known for known in notes if known.code in {"default_optimizer", "placeholders_by_default"}
     )
@@ -115,7 +109,7 @@ def warnings_in(notes: Iterable[Note]) -> tuple[Note, ...]:
 
 @contextmanager
 def temporary_folder() -> Iterator[RunFolder]:
-    """A run folder that is gone afterwards."""
+    """Yield a run folder that is removed afterwards."""
     with (
         TemporaryDirectory(prefix="autotune-") as path,
         open_run_folder(Path(path), fresh=False) as folder,
@@ -125,12 +119,12 @@ def temporary_folder() -> Iterator[RunFolder]:
 
 @contextmanager
 def opened_launcher(given: Launcher | None, folder: RunFolder, plan: Plan) -> Iterator[Launcher]:
-    """The launcher that was given, which stays open, else that of the plan's executor.
+    """Yield the given launcher, which stays open, or that of the plan's executor.
 
-    NVIDIA's driver is kept from letting go of this machine's devices between trials.
+    NVIDIA's driver is kept initialised between trials.
 
     Raises:
-        ConfigError: the executor's package is not installed.
+        ConfigError: The executor's package is not installed.
     """
     with ExitStack() as held:
         if plan.executor.kind != "ray":

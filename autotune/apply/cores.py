@@ -1,4 +1,8 @@
-"""Place processes on cores: threads, NUMA nodes, the cores of loader workers, and variables of the environment."""
+"""Place processes on cores: usable cores, NUMA binding, threads of loader workers and of operations.
+
+In trials and, through TrainingConfig, in the user's own loop. Reads /sys, /proc and the
+environment; changes affinity, thread counts and torch's current device.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +28,7 @@ from platformdirs import user_cache_path
 
 from autotune.errors import ConfigError
 
-# The processor: its name, the cores of it that this process may use, and the control groups that
-# say so.
+# The processor and control groups
 
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
@@ -33,7 +36,7 @@ _CGROUP_MEMBERSHIP = Path("/proc/self/cgroup")
 
 
 def usable_cores() -> int:
-    """Cores that this process may use: the lesser of affinity and cgroup quota, at least 1.
+    """Return the cores that this process may use: the smaller of affinity and cgroup quota, at least 1.
 
     Source: Linux kernel, admin-guide/cgroup-v2 (cpu.max) and scheduler/sched-bwc (cfs_quota_us).
     """
@@ -44,12 +47,12 @@ def usable_cores() -> int:
 
 
 def cpu_quota_here() -> float:
-    """Cores that this process may use by its control group and all above it; infinite where none limits it."""
+    """Return the cores that this process's control groups allow; infinity without a limit."""
     return min([inf, *map(cpu_quota, cgroup_folders("cpu"))])
 
 
 def cgroup_folders(controller: str) -> list[Path]:
-    """This process's group and all above it: the tightest limit counts."""
+    """Return the folders of this process's control group and of all above it; the lowest limit counts."""
     folders: list[Path] = []
     with suppress(OSError):
         for line in _CGROUP_MEMBERSHIP.read_text().splitlines():
@@ -62,7 +65,7 @@ def cgroup_folders(controller: str) -> list[Path]:
 
 
 def cpu_quota(folder: Path) -> float:
-    """Cores that a group may use; infinite where it is not limited, which stands there as "max", or as -1."""
+    """Return the cores that a control group allows; infinity without a limit ("max" or -1)."""
     with suppress(OSError, ValueError):
         quota, period = (folder / "cpu.max").read_text().split()
         return int(quota) / int(period)
@@ -73,12 +76,12 @@ def cpu_quota(folder: Path) -> float:
 
 
 def processor_name() -> str:
-    """The processor's model, such as "AMD EPYC 9354"."""
+    """Return the processor's model, such as "AMD EPYC 9354"."""
     return cpuinfo("model name", "Model") or platform.processor() or platform.machine()
 
 
 def cpuinfo(*names: str) -> str:
-    """The value of the first line of /proc/cpuinfo that begins with one of these names; "" where there is none."""
+    """Return the value of the first line of /proc/cpuinfo that begins with one of these names, or ""."""
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(
@@ -87,62 +90,56 @@ def cpuinfo(*names: str) -> str:
     return ""
 
 
-# Binds a process that trains to its cores, as numa_binding says: in trials and in the user's own
-# loop alike.
+# numa_binding: bind a training process to cores. Later threads and loader workers inherit its
+# affinity. Linux only.
 #
-# Comes in: the binding, where the devices of this host's ranks are, which of the ranks this is, and
-# what the kernel tells of nodes and cores. Goes out: a process whose threads stay on its cores, as
-# do later threads and loader workers, which inherit them; or a CoresError. Linux alone. What
-# concerns GPUs has not run beside one.
-#
-# torchrun's --numa-binding has the same meanings (torch/numa/binding.py, AffinityMode, torch 2.13),
-# but knows GPUs alone, needs the program numactl, and divides a node's cores among all of its GPUs.
+# torchrun's --numa-binding has the same values (torch/numa/binding.py, AffinityMode, torch 2.13),
+# but only knows GPUs, needs the program numactl, and divides a node's cores among all of its GPUs.
 # Source of the files: Linux kernel, Documentation/ABI/stable/sysfs-devices-node,
 # ABI/testing/sysfs-bus-pci (numa_node) and admin-guide/cputopology.
 
 
 SYS = Path("/sys")
-"""Where the kernel tells of devices."""
+"""Root of the kernel's description of devices."""
 
 Nodes = Mapping[int, Sequence[frozenset[int]]]
-"""By the number of a NUMA node its physical cores that may be used, in order: each as its logical
-cores."""
+"""Allowed physical cores by number of the NUMA node, each as the set of its logical cores."""
 
 Addresses = Sequence[str | None]
-"""PCI addresses of a rank's devices, such as "0000:3b:00.0"; None for one that is not told; empty
-on the CPU."""
+"""PCI addresses of a rank's devices, such as "0000:3b:00.0"; None for an unknown one; empty on the
+CPU."""
 
 _THREADS = Path("/proc/self/task")
 _PLACES_THREADS = ("OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
-"""Variables by which OpenMP gives each thread a core itself, whatever its process is bound to.
+"""Variables by which OpenMP binds each thread itself, whatever its process is bound to.
 Source: OpenMP 5.2, 21.1.7; libgomp's manual; LLVM's OpenMP documentation."""
 _KINDS = frozenset({"cpu", "cuda"})
-"""Devices of which torch tells where they are, by torch's names: "cuda" is ROCm's too."""
+"""Kinds of device whose place torch reports; "cuda" is ROCm's too."""
 _OFF = frozenset({"", "false", "none", "disabled"})
 
 
 class CoresError(ConfigError):
-    """A process can't be bound to cores as its configuration wants it."""
+    """Raised if a process can't be bound to cores as its configuration asks."""
 
 
 def allowed_cores() -> frozenset[int]:
-    """Logical cores that this thread may run on: affinity and cpuset, without those that are offline.
+    """Return the logical cores that this thread may run on; offline ones are left out.
 
-    Empty where processes can't be bound to cores (macOS, Windows).
+    Empty if processes can't be bound to cores (macOS, Windows).
     """
     return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else frozenset()
 
 
 def can_bind(device: torch.device) -> bool:
-    """Whether processes can be bound to the cores beside a device; where not, numa_binding has no effect.
+    """Return True if processes can be bound to the cores next to a device; else numa_binding has no effect.
 
-    space/constraints.py asks the same of a machine that was described.
+    space/constraints.py has the same rule for a described machine.
     """
     return device.type in _KINDS and bool(allowed_cores())
 
 
 def allowed_nodes(allowed: frozenset[int], root: Path = SYS) -> Nodes:
-    """The allowed cores by NUMA node, nodes without one left out; a single node where the kernel tells of none."""
+    """Return the allowed cores by NUMA node; a single node 0 if the kernel reports none."""
     found = dict[int, list[frozenset[int]]]()
     for folder in (root / "devices/system/node").glob("node[0-9]*"):
         own = _numbers_in(folder / "cpulist") & allowed
@@ -154,9 +151,9 @@ def allowed_nodes(allowed: frozenset[int], root: Path = SYS) -> Nodes:
 
 
 def node_of_pci(address: str, nodes: Nodes, root: Path = SYS) -> int | None:
-    """The NUMA node of a device, by its PCI address; None where the machine does not tell it.
+    """Return the NUMA node of a device by its PCI address; None if the machine does not report it.
 
-    Where there is one node it is that: the kernel then often writes -1. As in
+    With a single node it is that one: the kernel then often writes -1. Source:
     torch/numa/binding.py.
     """
     number = -1
@@ -170,19 +167,18 @@ def node_of_pci(address: str, nodes: Nodes, root: Path = SYS) -> int | None:
 def cores_of_rank(
     binding: str, rank: int, nodes_of_ranks: Sequence[frozenset[int]], nodes: Nodes
 ) -> frozenset[int]:
-    """The logical cores that a rank of a host is bound to.
+    """Return the logical cores to bind a rank of a host to.
 
     Args:
-        binding: "node", or "exclusive": whole physical cores that no other rank has. Where they
-            don't come out even, the first ranks of a node have one more.
-        rank: Its number on this host.
-        nodes_of_ranks: The nodes of each rank's devices: several where one process has several
-            devices.
-        nodes: The cores that may be used.
+        binding: "node", or "exclusive": whole physical cores of its own. If they can't be divided
+            evenly, the first ranks of a node get one more.
+        rank: Number of the rank on this host.
+        nodes_of_ranks: NUMA nodes of each rank's devices.
+        nodes: The allowed cores.
 
     Raises:
-        CoresError: none of the nodes' cores may be used, or they are fewer than the ranks that
-            would share them.
+        CoresError: None of the nodes' cores is allowed, or there are fewer than ranks to share
+            them.
     """
     own = nodes_of_ranks[rank]
     cores = [core for node in sorted(own) for core in nodes.get(node, ())]
@@ -216,40 +212,42 @@ def bind_rank(
     is_alone: bool = False,
     root: Path = SYS,
 ) -> int:
-    """Bind this process, as one of a host's ranks; how many threads an operation gets where torch chooses them.
+    """Bind this process, one of the ranks on its host, to its cores.
 
-    A process alone has as large a part of the threads that it would have unbound as it keeps of the
-    cores. Ranks of a group that are bound to the same cores divide these, and all of a host's ranks
-    the quota of their control group. Call it before operations have started threads; those that are
-    there already are bound too.
+    Call it before operations start threads; existing threads are bound too.
 
     Args:
         binding: "node" or "exclusive".
-        rank: Its number on this host.
-        devices: Of each rank on this host.
-        is_alone: The process is of no group, on this host or another.
-        root: In place of /sys.
+        rank: Number of the rank on this host.
+        devices: Addresses of each rank's devices on this host.
+        is_alone: True if the process is in no group.
+        root: Replacement of /sys, for tests.
+
+    Returns:
+        Threads per operation if torch chooses them. A process alone keeps the share of its threads
+        that it keeps of the cores. Ranks bound to the same cores divide these, and all ranks of a
+        host divide the quota of their control group.
 
     Raises:
-        CoresError: it can't be bound, and runs where it ran before.
+        CoresError: It can't be bound, and keeps its affinity.
     """
-    name = next(
-        (name for name in _PLACES_THREADS if os.environ.get(name, "").lower() not in _OFF), None
-    )
-    if name is not None:  # it may have put this very thread onto one core
-        raise CoresError(
-            "numa_binding can't stand beside a variable by which OpenMP places threads itself, but "
-            "got "
-            f"{name}={os.environ[name]}; unset it, or leave numa_binding out"
-        )
+    for name in _PLACES_THREADS:
+        if os.environ.get(name, "").lower() not in _OFF:  # this very thread may be on one core now
+            raise CoresError(
+                "numa_binding can't stand beside a variable by which OpenMP places threads itself, but "
+                "got "
+                f"{name}={os.environ[name]}; unset it, or leave numa_binding out"
+            )
     allowed = allowed_cores()
     if not allowed:
         raise CoresError(
             "numa_binding binds processes to cores, which Linux alone can; leave numa_binding out"
         )
     nodes = allowed_nodes(allowed, root)
+    # An exclusive share depends on the other ranks' devices too.
     places = [_nodes_of(number, devices, nodes, root) for number in range(len(devices))]
-    if None in (places if binding == "exclusive" else [places[rank]]):
+    needed = places if binding == "exclusive" else [places[rank]]
+    if None in needed:
         raise CoresError(
             "numa_binding needs the NUMA node of each device, but the machine does not tell it, or "
             "this process does "
@@ -260,17 +258,19 @@ def bind_rank(
     bind_to(own)
     if is_alone:
         return max(1, torch.get_num_threads() * len(own) // len(allowed))
-    sharing = sum(bool(theirs & known[rank]) for theirs in known) if binding == "node" else 1
+    sharing = 1
+    if binding == "node":
+        sharing = sum(bool(theirs & known[rank]) for theirs in known)
     return max(1, int(min(len(own) // sharing, cpu_quota_here() / len(devices))))
 
 
 def bind_to(cores: frozenset[int]) -> None:
-    """Bind this thread, and all threads of this process that may run where it may, to logical cores.
+    """Bind this thread, and all threads of this process with the same affinity, to logical cores.
 
-    Threads that were placed elsewhere stay there, as in torch/numa/binding.py.
+    Threads with another affinity keep it, as in torch/numa/binding.py.
 
     Raises:
-        CoresError: the kernel does not let it, and the thread runs where it ran before.
+        CoresError: The kernel refuses, and the thread keeps its affinity.
     """
     before = allowed_cores()
     reason = "it leaves others"
@@ -279,7 +279,7 @@ def bind_to(cores: frozenset[int]) -> None:
     except OSError as error:
         reason = str(error.strerror)
     if allowed_cores() != cores:
-        with suppress(OSError):  # a cpuset may have let it in part
+        with suppress(OSError):  # a cpuset may have allowed a part
             os.sched_setaffinity(0, before)
         raise CoresError(
             f"numa_binding binds a process to its cores, but the kernel did not let it ({reason}); "
@@ -293,10 +293,10 @@ def bind_to(cores: frozenset[int]) -> None:
 
 
 def is_bound_by_launcher() -> bool:
-    """Whether whoever started this process has bound it to fewer cores than it runs on itself.
+    """Return True if the parent process has bound this one to a part of its own cores.
 
-    torchrun --numa-binding, mpirun --bind-to and srun --cpu-bind do so: one rank's share must not
-    be shared out anew.
+    torchrun --numa-binding, mpirun --bind-to and srun --cpu-bind do so: such a share must not be
+    divided again.
     """
     with suppress(OSError, AttributeError):
         return allowed_cores() < os.sched_getaffinity(os.getppid())
@@ -304,13 +304,15 @@ def is_bound_by_launcher() -> bool:
 
 
 def addresses_of_ranks(own: torch.device, rank: int, ranks: int, count: int = 1) -> list[Addresses]:
-    """Where the devices of each rank on this host are, which take them in order; that of a rank out of sight is None.
+    """Return the PCI addresses of each rank's devices on this host; None for a device that is not visible.
+
+    Ranks take the devices in order.
 
     Args:
-        own: This rank's device, or the first of them.
-        rank: Its number on this host.
-        ranks: Ranks on this host.
-        count: Devices of a process that is alone.
+        own: This rank's device, or the first of several.
+        rank: Number of the rank on this host.
+        ranks: Number of ranks on this host.
+        count: Number of devices, for a process that is alone.
     """
     if own.type == "cpu":
         return [()] * ranks
@@ -318,15 +320,20 @@ def addresses_of_ranks(own: torch.device, rank: int, ranks: int, count: int = 1)
     first = (module.current_device() if own.index is None else own.index) - rank
     last = module.device_count()
     each = count if ranks == 1 else 1
-    places = [range(first + number, first + number + each) for number in range(ranks)]
-    return [
-        [pci_address(torch.device(own.type, place)) if 0 <= place < last else None for place in its]
-        for its in places
-    ]
+    addresses: list[Addresses] = []
+    for number in range(ranks):
+        places = range(first + number, first + number + each)
+        addresses.append(
+            [
+                pci_address(torch.device(own.type, place)) if 0 <= place < last else None
+                for place in places
+            ]
+        )
+    return addresses
 
 
 def pci_address(device: torch.device) -> str | None:
-    """Where a device is on the PCI bus; None where torch does not tell. Source: torch/numa/binding.py."""
+    """Return a device's PCI address; None if torch does not report it. Source: torch/numa/binding.py."""
     with suppress(AttributeError, RuntimeError, AssertionError):
         own = torch.get_device_module(device).get_device_properties(device)
         return f"{own.pci_domain_id:04x}:{own.pci_bus_id:02x}:{own.pci_device_id:02x}.0"
@@ -336,9 +343,9 @@ def pci_address(device: torch.device) -> str | None:
 def _nodes_of(
     rank: int, devices: Sequence[Addresses], nodes: Nodes, root: Path
 ) -> frozenset[int] | None:
-    """The NUMA nodes of a rank's devices; None where one is not known.
+    """Return the NUMA nodes of a rank's devices; None if one is not known.
 
-    Ranks on a CPU are spread evenly over its nodes, neighbours together.
+    Ranks on the CPU are distributed evenly over the nodes, consecutive ones together.
     """
     if not devices[rank]:
         return frozenset({[*nodes][rank * len(nodes) // len(devices)]})
@@ -350,7 +357,7 @@ def _nodes_of(
 
 
 def _physical(cores: frozenset[int], root: Path) -> list[frozenset[int]]:
-    """Logical cores by the physical core that they lie on, in order of the lowest of each."""
+    """Group logical cores by physical core, ordered by the lowest logical core."""
     left = set(cores)
     found = list[frozenset[int]]()
     for core in sorted(cores):
@@ -364,25 +371,19 @@ def _physical(cores: frozenset[int], root: Path) -> list[frozenset[int]]:
 
 
 def _numbers_in(file: Path) -> frozenset[int]:
-    """The numbers of a list such as "0-2,4,6-7"; none where the file is not there or holds something else."""
+    """Read a list of numbers such as "0-2,4,6-7"; empty if the file is missing or holds anything else."""
     with suppress(OSError, ValueError):
-        ranges = [part.partition("-") for part in file.read_text().strip().split(",") if part]
-        return frozenset(
-            number
-            for first, _, last in ranges
-            for number in range(int(first), int(last or first) + 1)
-        )
+        numbers = set[int]()
+        for part in file.read_text().strip().split(","):
+            if part:
+                first, _, last = part.partition("-")
+                numbers.update(range(int(first), int(last or first) + 1))
+        return frozenset(numbers)
     return frozenset()
 
 
-# Threads of one operation in loader workers: what the setting `worker_threads` does in each of them
-# as it starts.
-#
-# Comes in: the setting, and a worker_init_fn of the user's own. Goes out: a worker_init_fn for
-# torch's DataLoader, which can be pickled, for workers that are not forked.
-#
-# torch limits only its own threads in workers, to one (torch/utils/data/_utils/worker.py). BLAS,
-# OpenMP and OpenCV start one a core in each.
+# worker_threads: threads per operation in loader workers. torch limits only its own, to one
+# (torch/utils/data/_utils/worker.py); BLAS, OpenMP and OpenCV start one per core in each worker.
 
 
 VARIABLES = (
@@ -394,19 +395,19 @@ VARIABLES = (
     "NUMEXPR_NUM_THREADS",
     "OPENCV_FOR_THREADS_NUM",
 )
-"""What libraries that are loaded later take their number of threads from."""
+"""Variables that set the number of threads of libraries loaded later."""
 
 
 @dataclass(frozen=True, slots=True)
 class LimitedThreads:
-    """A worker_init_fn that limits the threads of its worker, and then calls another one."""
+    """A worker_init_fn that limits the threads of its worker, then calls the user's own; can be pickled."""
 
     threads: int
     then: Callable[[int], None] | None = None
-    """The user's own."""
+    """The user's worker_init_fn."""
 
     def __call__(self, worker_id: int) -> None:
-        """Called by torch in each worker as it starts; the dataset is there already."""
+        """Limit the threads; torch calls this in each worker when it starts, with the dataset loaded."""
         limit_threads(self.threads)
         if self.then is not None:
             self.then(worker_id)
@@ -415,28 +416,27 @@ class LimitedThreads:
 def limited(
     worker_init_fn: Callable[[int], None] | None, threads: int | None
 ) -> Callable[[int], None] | None:
-    """A worker_init_fn for this setting, in which the user's own runs too, afterwards; None: that alone.
+    """Return a worker_init_fn that sets the threads of a worker, then calls the user's own.
 
-    One that limits threads already is not limited twice: the new number takes the place of the old
-    one.
+    A limit that `worker_init_fn` sets already is replaced. With `threads` None, return the user's
+    own.
     """
     own = worker_init_fn.then if isinstance(worker_init_fn, LimitedThreads) else worker_init_fn
     return own if threads is None else LimitedThreads(threads, own)
 
 
 def threads_in_workers(worker_init_fn: object) -> int | None:
-    """The setting that a worker_init_fn carries; None where it carries none."""
+    """Return the worker_threads that a worker_init_fn sets, or None."""
     return worker_init_fn.threads if isinstance(worker_init_fn, LimitedThreads) else None
 
 
 def limit_threads(count: int) -> None:
-    """So many threads for one operation in this process, which is a loader's worker.
+    """Set the number of threads per operation in this process, a loader worker.
 
-    In a forked worker numbers are only lowered, so that torch keeps its one thread. More of them
-    would wait for ever: GNU OpenMP holds the threads that its parent has started for its own, and
-    these were not forked. For the same reason fewer threads of OpenCV than it has are asked for as
-    none: it computes in the calling thread then, and ends no threads. To end forked ones it waits
-    for ever, or crashes.
+    In a forked worker numbers are only lowered, so torch keeps its one thread: GNU OpenMP would
+    wait for ever for the parent's threads, which were not forked. For the same reason OpenCV is set
+    to 0 threads, which computes in the calling thread: to end forked threads it waits for ever or
+    crashes.
 
     Source: gcc.gnu.org, bug 58378 (libgomp after fork); OpenCV, modules/core/src/parallel_impl.cpp,
     ThreadPool::setNumOfThreads.
@@ -456,21 +456,16 @@ def limit_threads(count: int) -> None:
 
 
 def _is_forked() -> bool:
-    """Whether this process was forked from its parent; a process that multiprocessing has not started counts as such.
+    """Return True if this process was forked, or was not started by multiprocessing.
 
-    One that was started without a context of its own has the start method that is in effect, which
-    it knows too: it inherits it, or spawning sets it. Source: CPython, multiprocessing/context.py,
-    Process; spawn.py, prepare.
+    A process started without a context knows the start method in effect: it inherits it, or
+    spawning sets it. Source: CPython, multiprocessing/context.py, Process; spawn.py, prepare.
     """
     started_by = getattr(multiprocessing.current_process(), "_start_method", "fork")
     return (started_by or multiprocessing.get_start_method()) == "fork"
 
 
-# The folder of compiled code that trials and the training share, so that what a search has compiled
-# is found again.
-#
-# Comes in: the user's environment. Goes out: the variable that names the folder to torch. Imports
-# no torch, since `autotune apply` starts without it.
+# The compile cache that trials and the training share.
 
 
 _VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
@@ -479,9 +474,9 @@ _VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 def compile_cache_variables() -> dict[str, str]:
     """Return the variable that makes torch keep compiled code in a folder of the user's cache.
 
-    Return {} where the user has named a folder, or where the cache can't be used: torch then has
-    its usual folder. torch unpickles and loads what it finds, so the folder must be the user's own,
-    and nobody else may enter it.
+    Return {} if the user has set a folder, or if the cache can't be used; torch then uses its
+    default. torch unpickles and loads what it finds, so the folder must belong to the user, and
+    nobody else may enter it.
     """
     if sys.platform == "win32":  # files there have no owner to compare
         return {}
@@ -489,8 +484,7 @@ def compile_cache_variables() -> dict[str, str]:
         cache = user_cache_path("autotune") / "inductor"
     except RuntimeError:  # the user has no home
         return {}
-    # A home may be shared by unlike hosts, and torch compiles for the instructions of the one that
-    # it runs on.
+    # Hosts with different processors may share a home, and torch compiles for the processor.
     instructions = cpuinfo("flags", "Features") or processor_name()
     folder = str(cache / sha256(instructions.encode()).hexdigest()[:16])
     named = os.environ.get(_VARIABLE, folder)
@@ -502,18 +496,16 @@ def compile_cache_variables() -> dict[str, str]:
     except OSError:
         return {}
     is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
-    is_open_to_others = bool(
-        status.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
-    )  # torch makes folders below it by umask
-    if (
-        not is_own or is_open_to_others or not os.access(cache, os.W_OK | os.X_OK)
-    ):  # the disk may be read-only
+    # torch makes the folders in it by umask, so the permissions of this one protect them.
+    is_open_to_others = bool(status.st_mode & (stat.S_IRWXG | stat.S_IRWXO))
+    is_writable = os.access(cache, os.W_OK | os.X_OK)  # the disk may be read-only
+    if not is_own or is_open_to_others or not is_writable:
         return {}
     return {_VARIABLE: folder}
 
 
 def _is_usual(folder: Path) -> bool:
-    """Return whether torch, rather than the user, has set the variable to this folder: it does once it is imported.
+    """Return True if torch itself, when imported, has set the variable to this folder.
 
     Source: torch/_inductor/runtime/cache_dir_utils.py, default_cache_dir.
     """
@@ -524,12 +516,11 @@ def _is_usual(folder: Path) -> bool:
     return folder == Path(tempfile.gettempdir(), f"torchinductor_{user}")
 
 
-# The process that trains: its device, the threads of its operations, and how cuDNN chooses among
-# its algorithms.
+# The process that trains: its device, threads and cuDNN's switch.
 
 
 def own_device(*, is_rank: bool) -> torch.device:
-    """The accelerator's current device, for a rank of torchrun the one of its number on this host; else the CPU."""
+    """Return the accelerator's current device, or that of LOCAL_RANK for a rank; the CPU without one."""
     kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if kind is None:
         return torch.device("cpu")
@@ -540,7 +531,7 @@ def own_device(*, is_rank: bool) -> torch.device:
 
 
 def set_current(device: torch.device) -> None:
-    """Make an accelerator's device the current one, as trials do: what names no device lies there then."""
+    """Make an accelerator's device the current one, as trials do."""
     if device.index is not None and torch.accelerator.is_available():
         own = torch.accelerator.current_accelerator()
         if own is not None and own.type == device.type:
@@ -548,24 +539,26 @@ def set_current(device: torch.device) -> None:
 
 
 def set_threads(count: int | None, ranks_here: int | None) -> None:
-    """So many threads for each of torch's operations on the CPU; without a number the ranks of a host share its cores.
+    """Set torch's CPU threads per operation.
 
-    Both None: as they are.
+    Args:
+        count: Number of threads; None: divide the cores among the ranks.
+        ranks_here: Ranks on this host. Both None: change nothing.
     """
     if count is not None or ranks_here is not None:
         torch.set_num_threads(count or max(1, usable_cores() // (ranks_here or 1)))
 
 
 def set_cudnn_benchmark(is_on: bool) -> None:
-    """Have cuDNN time its algorithms for each new shape, or choose by its own rules; ROCm's MIOpen alike.
+    """Switch cuDNN's (or ROCm MIOpen's) timing of algorithms for each new shape.
 
-    Of no effect where torch has neither. Source: torch.backends.cudnn.benchmark.
+    No effect without either. Source: torch.backends.cudnn.benchmark.
     """
     torch.backends.cudnn.benchmark = is_on
 
 
 def local_rank() -> int:
-    """This rank's number on its host, as torchrun says it; else that in its process group, if one is open."""
+    """Return this rank's number on its host: LOCAL_RANK, else the rank in an open process group, else 0."""
     own = os.environ.get("LOCAL_RANK", "")
     if own.isdecimal():
         return int(own)
@@ -574,6 +567,6 @@ def local_rank() -> int:
 
 
 def local_ranks(world_size: int) -> int:
-    """Ranks on this host, as torchrun says it; all of them where nothing does."""
+    """Return the ranks on this host: LOCAL_WORLD_SIZE, else `world_size`."""
     own = os.environ.get("LOCAL_WORLD_SIZE", "")
     return int(own) if own.isdecimal() and int(own) else world_size

@@ -1,4 +1,9 @@
-"""Apply loader settings: the batch of a configuration, and a copy of a DataLoader with other settings."""
+"""Move batches to a device, and copy the user's DataLoader with other settings.
+
+Comes in: a DataLoader of any class, or a framework's wrapper of one. Goes out: a copy with a
+configuration's settings and everything else (class, collate function, sampler, generator, ...) as
+it is, or the settings that the loader has. The given loader is not changed.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from copy import copy
 from dataclasses import fields, is_dataclass
+from functools import partial
 from multiprocessing.context import BaseContext
 from typing import Any
 
@@ -22,20 +28,22 @@ from torch.utils.data import (
 from autotune.apply.cores import limited, threads_in_workers
 from autotune.settings_table import BY_NAME, SETTINGS
 
-# A batch's way to the device: tensors, containers of them, and objects that move themselves.
-
-
 IMAGE_DIMS = 4
-"""Dimensions of a batch of images, batch, channels, height, width: what torch.channels_last is
-defined for."""
+"""Dimensions of a batch of images (batch, channels, height, width), as torch.channels_last needs."""
 
 
 def moved(value: Any, device: torch.device, *, channels_last: bool, non_blocking: bool) -> Any:
-    """A batch on the device, its 4-D tensors in channels-last layout where asked; of any type.
+    """Return a batch of any type on the device.
 
-    An object with a method `to` is asked to move itself, before any other rule: its class knows
-    best. One that returns nothing has moved in place. Source: accelerate.utils.send_to_device and
-    lightning's move_data_to_device, which both do so.
+    An object with a method `to` moves itself; if that returns None, it has moved in place. Source:
+    accelerate.utils.send_to_device and lightning's move_data_to_device do the same.
+
+    Args:
+        value: A tensor, a container of tensors, or an object with a method `to`; anything else is
+            returned as it is.
+        device: The target.
+        channels_last: Put 4-D tensors into channels-last memory format.
+        non_blocking: As for torch.Tensor.to.
     """
     if isinstance(value, Tensor):
         if channels_last and value.ndim == IMAGE_DIMS:
@@ -43,20 +51,18 @@ def moved(value: Any, device: torch.device, *, channels_last: bool, non_blocking
         return value.to(device, non_blocking=non_blocking)
     move = getattr(value, "to", None)
     if not callable(move):
-        return rebuilt(
-            value,
-            lambda part: moved(
-                part, device, channels_last=channels_last, non_blocking=non_blocking
-            ),
+        move_part = partial(
+            moved, device=device, channels_last=channels_last, non_blocking=non_blocking
         )
+        return rebuilt(value, move_part)
     own = _move_without_blocking(move, device) if non_blocking else move(device)
     return value if own is None else own
 
 
 def rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
-    """A container of the same type whose parts are changed; anything else as it is.
+    """Return a container of the same type with changed parts; anything else as it is.
 
-    Source: torch/utils/data/_utils/pin_memory.py, whose rules for mappings these are.
+    Source of the rules for mappings: torch/utils/data/_utils/pin_memory.py.
     """
     if isinstance(value, Mapping):
         return _like(value, {key: change(part) for key, part in value.items()})
@@ -67,15 +73,14 @@ def rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         own = copy(value)
         for field in fields(value):
-            object.__setattr__(
-                own, field.name, change(getattr(value, field.name))
-            )  # a frozen one's too
+            part = change(getattr(value, field.name))
+            object.__setattr__(own, field.name, part)  # it may be frozen
         return own
     return value
 
 
 def _like(value: Mapping[Any, Any], parts: dict[Any, Any]) -> Mapping[Any, Any]:
-    """A mapping of the same type with other values; a dict where its type can't be made so."""
+    """Return a mapping of the same type with other values; a dict if the type can't be made that way."""
     if type(value) is dict:
         return parts
     try:
@@ -96,21 +101,12 @@ def _move_without_blocking(move: Callable[..., Any], device: torch.device) -> An
         return move(device)
 
 
-# A DataLoader of the user's under other settings: trials and the user's own loop load by copies of
-# it.
-#
-# Comes in: a DataLoader of any class, or what has one inside (accelerate's, a WebLoader). Goes out:
-# a copy with a configuration's settings, of which all else (its class, collate function, sampler,
-# generator, ...) is the user's; or what the loader is set to. The loader that was given is not
-# changed.
-
-
 _PLAIN_SAMPLING = ("sampler", "batch_size", "drop_last")
-"""What torch's BatchSampler is made from."""
+"""Parameters of torch's BatchSampler."""
 
 
 def inner_loader(data: Any) -> Any:
-    """The DataLoader inside of what frameworks put around it; anything else as it is.
+    """Unwrap a DataLoader from framework wrappers; return anything else as it is.
 
     Raises:
         ValueError: a WebLoader has stages after its loader, which no setting of the loader reaches.
@@ -139,7 +135,7 @@ def inner_loader(data: Any) -> Any:
 
 
 def lost_epoch(data: Any) -> int | None:
-    """Batches of an epoch that a WebLoader sets (`with_epoch`) and its loader does not know; None without any."""
+    """Return the epoch length in batches that a WebLoader sets (`with_epoch`), which its loader ignores; or None."""
     stages = getattr(data, "pipeline", None)
     count = getattr(data, "nsamples", None)
     is_set = isinstance(stages, list) and isinstance(count, int) and count > 0
@@ -147,24 +143,24 @@ def lost_epoch(data: Any) -> int | None:
 
 
 def drawn_by(loader: DataLoader[Any]) -> Any:
-    """The sampler that a loader's batches are drawn by: with a batch sampler of torch's kind it is in that."""
+    """Return the sampler of a loader; the batch sampler's own if that is torch's."""
     resizable = _resizable(loader.batch_sampler)
     return loader.sampler if resizable is None else resizable.sampler
 
 
 def drops_last(loader: DataLoader[Any]) -> bool:
-    """Whether an epoch's last batch is left out where it is smaller; a batch sampler of torch's kind knows it best."""
+    """Return drop_last of a loader; the batch sampler's own if that is torch's."""
     resizable = _resizable(loader.batch_sampler)
     return bool(loader.drop_last if resizable is None else resizable.drop_last)
 
 
 def fixed_batches(loader: DataLoader[Any]) -> bool:
-    """Whether batches come as the dataset or a batch sampler of the user's makes them: no other size can be had."""
+    """Return True if the dataset or the user's batch sampler makes the batches, so their size is fixed."""
     return loader.batch_sampler is None or _resizable(loader.batch_sampler) is None
 
 
 def argument_of(loader: Any, name: str) -> Any:
-    """Return an argument of a loader as a TrainingConfig has it; the setting's neutral value where it has none."""
+    """Return an argument of a loader as TrainingConfig stores it; the neutral value if it has none."""
     neutral = BY_NAME[name].neutral
     value = getattr(loader, name, neutral)
     if isinstance(value, BaseContext):
@@ -173,10 +169,10 @@ def argument_of(loader: Any, name: str) -> Any:
 
 
 def observed_settings(loader: DataLoader[Any]) -> dict[str, Any]:
-    """Return what a loader is set to, by the names of a TrainingConfig.
+    """Return a loader's settings, by the names of TrainingConfig.
 
-    Its batch size is among them where it makes batches itself, and what only workers use where it
-    has some.
+    The batch size is included if the loader makes the batches, and settings of workers if it has
+    some.
     """
     settings = {
         setting.name: argument_of(loader, setting.name)
@@ -200,38 +196,34 @@ def loader_like(
     batch_sampler: Iterable[Any] | None = None,
     worker_threads: int | None = None,
 ) -> DataLoader[Any]:
-    """A copy of a loader under other settings, which has not been iterated.
+    """Return a copy of a loader with other settings, not iterated yet.
 
     Args:
-        loader: The user's.
+        loader: The user's loader.
         settings: TrainingConfig.loader_settings.
-        batch_size: Samples of a batch, where the loader makes batches itself.
-        sampler: In place of the loader's own.
-        batch_sampler: In place of the loader's own; its batches stay as it makes them.
-        worker_threads: TrainingConfig.worker_threads; the loader's own worker_init_fn runs too.
+        batch_size: Samples per batch, if the loader makes the batches.
+        sampler: Replaces the loader's own.
+        batch_sampler: Replaces the loader's own; `batch_size` is then ignored.
+        worker_threads: TrainingConfig.worker_threads; the loader's worker_init_fn still runs.
     """
     made = copy(loader)
-    # torch refuses most of this once a loader is made, since an iterator might hold the old one:
-    # this one has none
+    # Write to __dict__: torch refuses to change a loader, since its iterator may use the old values.
+    # The copy has no iterator.
     own = vars(made)
-    own.update(
-        {name: value for name, value in settings.items() if name != "multiprocessing_context"}
-    )
+    own.update(settings)
+    start_method = own.pop("multiprocessing_context", None)  # a property, which checks it
     own.update(_iterator=None, _IterableDataset_len_called=None)
     own["worker_init_fn"] = limited(loader.worker_init_fn, worker_threads)
     if made.num_workers:
         own["prefetch_factor"] = settings["prefetch_factor"] or 2
-        if settings.get("multiprocessing_context") is not None:
-            made.multiprocessing_context = settings["multiprocessing_context"]
-    else:
-        own.update(
-            timeout=0, _DataLoader__multiprocessing_context=None
-        )  # without workers torch refuses any other
+        if start_method is not None:
+            made.multiprocessing_context = start_method
+    else:  # without workers torch refuses any other values
+        own.update(timeout=0, _DataLoader__multiprocessing_context=None)
     if batch_sampler is not None:
         own.update(batch_sampler=batch_sampler, batch_size=None, drop_last=False)
-        if (
-            loader.batch_sampler is None and loader.collate_fn is default_convert
-        ):  # torch's own, for no batches at all
+        # torch's default for a loader that makes no batches
+        if loader.batch_sampler is None and loader.collate_fn is default_convert:
             own["collate_fn"] = default_collate
         return made
     resizable = _resizable(loader.batch_sampler)
@@ -245,7 +237,7 @@ def loader_like(
 
 
 def _resizable(batch_sampler: Any) -> BatchSampler | None:
-    """A batch sampler that can be made anew with another batch size: torch's, or one that is made just as torch's."""
+    """Return the batch sampler if it can be made again with another size, as torch's can; else None."""
     if not isinstance(batch_sampler, BatchSampler):
         return None
     try:

@@ -1,9 +1,9 @@
-"""Context managers that set the precision of torch's float32 products, TF32 or float32 itself, and restore it.
+"""Set the precision of torch's float32 products, TF32 or float32, and restore it.
 
-torch stores the precision twice, and raises on reading the older settings where the two differ: in
-a tree (`fp32_precision`: all backends, a backend, one of its operators, each of which may inherit
-from the one above) and in two older settings, `get_float32_matmul_precision()` and
-`cudnn.allow_tf32`. Both are read and restored, separately. Source: aten/src/ATen/Context.cpp and
+torch stores the precision twice: in a tree (`fp32_precision` of all backends, a backend, or one of
+its operators, each of which may inherit from the one above) and in two older settings,
+`get_float32_matmul_precision()` and `cudnn.allow_tf32`. It raises on reading the older ones if the
+two differ. Both are saved and restored separately. Source: aten/src/ATen/Context.cpp and
 Context.h, torch 2.9 to 2.13.
 """
 
@@ -14,14 +14,14 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, NamedTuple
 
 _Node = tuple[str, str]
-"""A backend and an operator, as torch names them."""
+"""A backend and an operator, by torch's names."""
 _GENERIC: _Node = ("generic", "all")
 _CUDA: _Node = ("cuda", "all")
 _MKLDNN: _Node = ("mkldnn", "all")
 _MATMULS: tuple[_Node, ...] = (("cuda", "matmul"), ("mkldnn", "matmul"))
-"""What set_float32_matmul_precision writes to."""
+"""Nodes that set_float32_matmul_precision writes to."""
 _CUDNN: tuple[_Node, ...] = (("cuda", "conv"), ("cuda", "rnn"))
-"""What cudnn.allow_tf32 writes to."""
+"""Nodes that cudnn.allow_tf32 writes to."""
 _PARENTS: dict[_Node, _Node] = {
     _CUDA: _GENERIC,
     _MKLDNN: _GENERIC,
@@ -38,18 +38,19 @@ class _Before(NamedTuple):
     """The settings to restore."""
 
     own: dict[_Node, str]
-    """Each node's own value, "none" where it inherits; empty where torch has no such tree."""
+    """Own value of each node, "none" if it inherits; empty if torch has no tree."""
     matmul: str
     """The older setting: "highest", "high" or "medium"."""
     cudnn: bool
-    """The older setting of convolutions and recurrent layers."""
+    """The older setting for convolutions and recurrent layers."""
 
 
 class Float32Precision(AbstractContextManager[None]):
-    """A precision of float32 products, for the whole process; may be entered again, also within itself."""
+    """A reusable, reentrant context that sets the precision of float32 products for the whole process."""
 
     def __init__(self, enter: Callable[[_Before], None]) -> None:
-        self._enter, self._before = enter, list[_Before]()
+        self._enter = enter
+        self._before = list[_Before]()
 
     def __enter__(self) -> None:
         own = _own_values()
@@ -61,12 +62,12 @@ class Float32Precision(AbstractContextManager[None]):
 
 
 def tf32_products() -> Float32Precision:
-    """Matrix products, convolutions and recurrent layers in TF32."""
+    """Return a context that runs matrix products, convolutions and recurrent layers in TF32."""
     return Float32Precision(_allow_tf32)
 
 
 def allows_tf32() -> bool:
-    """Return whether the process has matrix products computed in TF32, where its present GPU can."""
+    """Return True if the process computes matrix products in TF32 and its GPU can."""
     torch = _torch()
     if torch.version.hip is not None or (
         torch.cuda.is_available() and torch.cuda.get_device_capability() < _AMPERE
@@ -78,9 +79,9 @@ def allows_tf32() -> bool:
 
 
 def exact_matmuls() -> Float32Precision:
-    """Matrix products in float32 itself, whatever TORCH_ALLOW_TF32_CUBLAS_OVERRIDE or the user's code has allowed.
+    """Return a context that runs matrix products in float32, whatever the environment or user code allows.
 
-    Convolutions and recurrent layers stay as they are: torch itself runs them in TF32.
+    Convolutions and recurrent layers keep torch's default, TF32.
     """
     return Float32Precision(lambda _: _torch().set_float32_matmul_precision("highest"))
 
@@ -97,9 +98,8 @@ def _allow_tf32(before: _Before) -> None:
 
 def _put_back(before: _Before) -> None:
     torch = _torch()
-    torch.set_float32_matmul_precision(
-        before.matmul
-    )  # writes to the operators' nodes as well: they come last
+    # This also writes to the operators' nodes, so they are restored afterwards.
+    torch.set_float32_matmul_precision(before.matmul)
     if not before.cudnn:
         torch.backends.cudnn.allow_tf32 = False
     for node, value in before.own.items():
@@ -108,18 +108,16 @@ def _put_back(before: _Before) -> None:
 
 
 def _own_values() -> dict[_Node, str]:
-    """Each node's own value: a node that changes with its parent inherits.
+    """Return each node's own value; a node that changes with its parent inherits.
 
-    Writing to a node that inherits, even "none", may lose torch's initial state: until then
-    convolutions and recurrent layers run in TF32 unless a parent is set to another precision.
+    Nodes that inherit are not written to: even writing "none" may lose torch's initial state, in
+    which convolutions and recurrent layers run in TF32 unless a parent has another precision.
     """
     if not hasattr(_torch()._C, "_get_fp32_precision_getter"):  # noqa: SLF001 - see _get
         return {}
     own = {_GENERIC: _get(_GENERIC)}
     for node, parent in _PARENTS.items():
-        other = (
-            "tf32" if node[0] == "cuda" else "bf16"
-        )  # what each backend has beside float32 itself
+        other = "tf32" if node[0] == "cuda" else "bf16"  # each backend's alternative to float32
         read = []
         for value in ("ieee", other):
             with _held_at(value, {parent: own[parent]}):
@@ -129,13 +127,13 @@ def _own_values() -> dict[_Node, str]:
 
 
 def _older_matmul(own: Mapping[_Node, str]) -> str:
-    """Torch returns it only while the operators' nodes do not contradict it."""
+    """Return the older setting, which torch only returns if the operators' nodes agree with it."""
     with _held_at("ieee", {node: own[node] for node in _MATMULS if node in own}):
         return str(_torch().get_float32_matmul_precision())
 
 
 def _older_cudnn(own: Mapping[_Node, str]) -> bool:
-    """Torch returns it only while convolutions and recurrent layers agree with it: in TF32 it is true."""
+    """Return the older setting, which torch only returns if its nodes agree: all in TF32 if it is True."""
     nodes = [
         node for node in (_CUDA, *_CUDNN) if own and (node == _CUDA or own[node] != _INHERITED)
     ]
@@ -146,7 +144,7 @@ def _older_cudnn(own: Mapping[_Node, str]) -> bool:
 
 @contextmanager
 def _held_at(value: str, own: Mapping[_Node, str]) -> Iterator[None]:
-    """While entered, these nodes hold another value than their own."""
+    """Set these nodes to a value, and restore their own at the end."""
     for node in own:
         _set(node, value)
     try:
@@ -157,10 +155,10 @@ def _held_at(value: str, own: Mapping[_Node, str]) -> Iterator[None]:
 
 
 def _get(node: _Node) -> str:
-    """A node's precision, its own or its parent's.
+    """Return a node's precision, its own or inherited.
 
-    By torch's own functions: of the public names, that of cuDNN's recurrent layers came later, and
-    to set `mkldnn.fp32_precision` changes all backends'. Source: torch/backends/__init__.py,
+    This uses private functions, since the public name for cuDNN's recurrent layers came later, and
+    setting `mkldnn.fp32_precision` changes all backends. Source: torch/backends/__init__.py,
     mkldnn/__init__.py, torch 2.13.
     """
     return str(_torch()._C._get_fp32_precision_getter(*node))  # noqa: SLF001 - see above

@@ -1,4 +1,7 @@
-"""Prepare a training loop: the model's layout and wrappers, the optimizer, gradient accumulation, compilation."""
+"""Prepare a training loop: the model's layout and wrappers, the optimizer, gradient accumulation.
+
+Used by trials and, through TrainingConfig's methods, by the user's own loop.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +44,7 @@ if TYPE_CHECKING:
     from autotune.config.training_config import TrainingConfig
 
 
-# A model on several devices: DataParallel in one process, or DistributedDataParallel among the
-# ranks of a group.
-#
-# Takes a built model; hands on what the training loop calls in its place. Arguments that the
-# installed torch lacks are left out, found by DDP's own signature.
+# A model on several devices
 
 
 _AS_TORCH_HAS_THEM = {
@@ -57,16 +56,16 @@ _AS_TORCH_HAS_THEM = {
 
 
 def replicated(model: nn.Module, device: torch.device, count: int) -> nn.Module:
-    """The model in DataParallel, over so many devices from this one on."""
+    """Wrap the model in DataParallel over `count` devices, this one the first."""
     first = device.index or 0
     return _DataParallel(model, device_ids=list(range(first, first + count)))
 
 
 def check_group(process_count: int) -> None:
-    """See that a process group, where one is open, is of the size that a configuration was measured with.
+    """Check that an open process group has the size that a configuration was measured with.
 
     Raises:
-        ConfigError: it is of another.
+        ConfigError: It has another size.
     """
     group: Any = torch.distributed
     if group.is_available() and group.is_initialized() and group.get_world_size() != process_count:
@@ -84,7 +83,7 @@ def check_group(process_count: int) -> None:
 def distributed(
     model: nn.Module, device: torch.device, wanted: DdpConfig, *, is_trial: bool = False
 ) -> nn.Module:
-    """The model in DistributedDataParallel, with its hook for the exchange. The process group must be open."""
+    """Wrap the model in DistributedDataParallel with its communication hook; a process group must be open."""
     if not is_trial and without_effect_here(wanted):  # a trial notes it
         warnings.warn(
             f"ddp.first_bucket_mb has no effect with torch {torch.__version__}", stacklevel=4
@@ -97,7 +96,7 @@ def distributed(
 
 
 def ddp_arguments(wanted: DdpConfig) -> dict[str, Any]:
-    """Arguments of DistributedDataParallel for these settings, as far as the installed torch has them."""
+    """Return the arguments of DistributedDataParallel that the installed torch has for these settings."""
     known = inspect.signature(DistributedDataParallel.__init__).parameters
     arguments = wanted.model_dump(include=_AS_TORCH_HAS_THEM, exclude_none=True)
     if wanted.first_bucket_mb is not None and "bucket_cap_mb_list" in known:
@@ -106,16 +105,15 @@ def ddp_arguments(wanted: DdpConfig) -> dict[str, Any]:
             wanted.bucket_cap_mb or TORCH_BUCKET_CAP_MB,
         ]
         arguments.pop("bucket_cap_mb", None)
-    if (
-        not wanted.broadcast_buffers
-    ):  # true is torch's own, and to name the old argument makes a newer torch warn
+    # True is torch's default, and a newer torch warns about the old argument.
+    if not wanted.broadcast_buffers:
         newer = "forward_sync_buffers"
         arguments[newer if newer in known else "broadcast_buffers"] = False
     return {name: value for name, value in arguments.items() if name in known}
 
 
 def without_effect_here(wanted: DdpConfig) -> tuple[Note, ...]:
-    """Settings that the installed torch can't follow."""
+    """Return notes on settings that the installed torch lacks."""
     known = inspect.signature(DistributedDataParallel.__init__).parameters
     if wanted.first_bucket_mb is not None and "bucket_cap_mb_list" not in known:
         return (first_bucket_without_effect(torch.__version__),)
@@ -123,16 +121,16 @@ def without_effect_here(wanted: DdpConfig) -> tuple[Note, ...]:
 
 
 class _DataParallel(nn.DataParallel[nn.Module]):
-    """DataParallel whose replicas compute in the precision of the autocast that the model is called under.
+    """DataParallel whose replicas use the caller's autocast dtype.
 
-    Each replica runs in a thread of its own, and what a thread casts to is its own. torch enters
-    autocast there again, but without the dtype: in CUDA's default, float16, and so without the
-    GradScaler that float16 needs. Source: torch/nn/parallel/parallel_apply.py, torch 2.9 to 2.13.
+    Each replica runs in a thread, and autocast is per thread. torch enters it there again, but
+    without the dtype: in CUDA's default, float16, and so without the GradScaler that float16 needs.
+    Source: torch/nn/parallel/parallel_apply.py, torch 2.9 to 2.13.
 
     These threads launch all devices' kernels under one GIL, and each step copies the model to the
-    devices: where launching holds a step, several devices are slower than one. Searches begin with
-    DistributedDataParallel, which has neither (first_guesses in tuning/proposals.py), and one trial
-    then shows what DataParallel reaches. Source: pytorch.org, "CUDA semantics", "Use
+    devices, so several devices can be slower than one. Searches therefore begin with
+    DistributedDataParallel (first_guesses in tuning/proposals.py) and try DataParallel in one
+    trial. Source: pytorch.org, "CUDA semantics", "Use
     nn.parallel.DistributedDataParallel instead of multiprocessing or nn.DataParallel".
     """
 
@@ -158,7 +156,7 @@ class _DataParallel(nn.DataParallel[nn.Module]):
 
 
 def comm_hook(name: str, *, is_trial: bool) -> tuple[Any, Any]:
-    """State and hook. Source: torch.distributed.algorithms.ddp_comm_hooks."""
+    """Return the state and the hook. Source: torch.distributed.algorithms.ddp_comm_hooks."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
     if name == "powersgd":
@@ -172,31 +170,27 @@ def comm_hook(name: str, *, is_trial: bool) -> tuple[Any, Any]:
     }[name]
 
 
-# An optimizer like the user's: made anew for each trial, since its state belongs to one training.
-#
-# Comes in: an optimizer, or what a framework has put around it. Goes out: another one of its class
-# with its groups, settings and hooks, without state. The one that was given is not changed. A fresh
-# one is switched to torch's fused implementation, where torch has one for it, or from it.
+# The optimizer: each trial makes a fresh one like the user's, and switches `fused`
 
 
 _WRAPPERS = {("accelerate", "AcceleratedOptimizer"), ("lightning", "LightningOptimizer")}
-"""Package and class of what frameworks put around an optimizer, which they keep as `optimizer`."""
+"""Package and class of framework wrappers, which keep the optimizer as `optimizer`."""
 
 
 class ForeignParametersError(ValueError):
-    """An optimizer does not train the model that it was given with; the message says what to do."""
+    """Raised if an optimizer does not train the model given with it; the message has the remedy."""
 
 
 def inner_optimizer(given: Any) -> Any:
-    """The optimizer inside of a framework's wrapper; anything else as it is."""
+    """Unwrap an optimizer from a framework's wrapper; return anything else as it is."""
     kinds = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(given).__mro__}
     return given.optimizer if kinds & _WRAPPERS else given
 
 
 def base_lr(optimizer: torch.optim.Optimizer) -> float | None:
-    """The learning rate of the first group, before any schedule; None where there is none above 0.
+    """Return the learning rate of the first group before any schedule; None if it is missing or 0.
 
-    A schedule keeps what it began from as `initial_lr`: with a warm-up the current one is 0.
+    A schedule keeps the initial one as `initial_lr`: with a warm-up the current one is 0.
     Source: torch.optim.lr_scheduler.LRScheduler.
     """
     lr = _lr_of(optimizer.param_groups[0])
@@ -204,10 +198,10 @@ def base_lr(optimizer: torch.optim.Optimizer) -> float | None:
 
 
 def stateless(given: torch.optim.Optimizer) -> dict[str, Any]:
-    """The attributes of an optimizer without its state, to be restored by `__setstate__`.
+    """Return an optimizer's attributes without its state, for `__setstate__`.
 
-    Without `step` too, which a schedule has put around the class's own. Hooks can be added to the
-    copy alone.
+    Also without `step`, which a schedule wraps. Hook dicts are copied, so that hooks added to the
+    new optimizer do not reach the old one.
     """
     kept = {name: value for name, value in vars(given).items() if name != "step"}
     hooks = {
@@ -219,16 +213,18 @@ def stateless(given: torch.optim.Optimizer) -> dict[str, Any]:
 def optimizer_like(
     given: torch.optim.Optimizer, parameters: Sequence[Tensor], lr: float
 ) -> torch.optim.Optimizer:
-    """An optimizer of the class, groups and settings of another, without its state; learning rates keep their ratio.
+    """Return a fresh optimizer with the class, groups, settings and hooks of another.
+
+    The given one is not changed. Learning rates of the groups keep their ratio.
 
     Args:
-        given: The user's.
-        parameters: What is trained: the parameters in its groups that require a gradient must be
+        given: The user's optimizer.
+        parameters: Parameters of the model; all in the groups that require a gradient must be
             among them.
-        lr: Of the first group; of all groups where the first has none above 0.
+        lr: Learning rate of the first group; of all groups if the first has none above 0.
 
     Raises:
-        ForeignParametersError: some are not.
+        ForeignParametersError: A parameter is not among them.
     """
     trained = set(parameters)
     own = [parameter for group in given.param_groups for parameter in group["params"]]
@@ -245,30 +241,33 @@ def optimizer_like(
     groups = []
     for group in given.param_groups:
         trainable = [parameter for parameter in group["params"] if parameter.requires_grad]
+        if not trainable:
+            continue
+        changed = {**group, "params": trainable}
         before = _lr_of(group)
-        changed = {} if before is None else {"lr": lr if base is None else before * (lr / base)}
-        if trainable:
-            groups.append({**group, **changed, "params": trainable})
-    made: torch.optim.Optimizer = object.__new__(
-        type(given)
-    )  # its constructor may ask for more than groups hold
-    defaults = {**given.defaults, **({"lr": lr} if "lr" in given.defaults else {})}
+        if before is not None:
+            changed["lr"] = lr if base is None else before * (lr / base)
+        groups.append(changed)
+    # Not by the constructor, which may need more than the groups have.
+    made: torch.optim.Optimizer = object.__new__(type(given))
+    defaults = dict(given.defaults)
+    if "lr" in defaults:
+        defaults["lr"] = lr
     made.__setstate__({**stateless(given), "param_groups": groups, "defaults": defaults})
     return made
 
 
 def is_fused(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether it steps by torch's fused implementation."""
+    """Return True if it uses torch's fused implementation."""
     return any(bool(group.get("fused")) for group in optimizer.param_groups)
 
 
 def can_fuse(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether torch has a fused implementation of an optimizer for the parameters that it trains.
+    """Return True if torch has a fused implementation of an optimizer for its parameters.
 
-    It has them of its own classes alone; a subclass may inherit one where it leaves the
-    constructor's arguments and the step as they are. One step of it on a number of each type and
-    device tells whether its kernels are there. Sparse gradients, which none takes, show in training
-    only.
+    Only torch's own classes have one; a subclass inherits it if it keeps the constructor's arguments
+    and the step. A trial step on one number of each dtype and device shows if the kernels exist.
+    Sparse gradients, which no fused step accepts, only show up in training.
     """
     groups = optimizer.param_groups
     parameters = [parameter for group in groups for parameter in group["params"]]
@@ -283,11 +282,11 @@ def can_fuse(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def set_fused(optimizer: torch.optim.Optimizer, *, is_on: bool) -> None:
-    """Have an optimizer step by torch's fused implementation, or no longer: what its constructor does for that.
+    """Switch an optimizer to or from torch's fused implementation, as its constructor would.
 
-    Switched off, it steps as torch would choose by itself (foreach on a GPU): `fused` is None then,
-    since False, given, would have torch loop over the parameters. Steps that were counted stay,
-    where the implementation looks for them. Source: torch/optim/sgd.py, adam.py, adagrad.py
+    When switched off, `fused` is None, so that torch chooses (foreach on a GPU); with False it would
+    loop over the parameters. Step counts are kept on the device where the implementation expects
+    them. Source: torch/optim/sgd.py, adam.py, adagrad.py
     (constructors, _init_group, "Respect when the user inputs False/True") and
     torch/amp/grad_scaler.py (_step_supports_amp_scaling), torch 2.9 to 2.13.
     """
@@ -307,47 +306,42 @@ def set_fused(optimizer: torch.optim.Optimizer, *, is_on: bool) -> None:
 
 
 def _has_fused_step(kind: type[torch.optim.Optimizer]) -> bool:
-    """Whether it is a class of torch's that knows `fused`, or one with the same arguments and step.
+    """Return True for a class of torch with `fused`, or a subclass with the same arguments and step.
 
-    torch wraps the step of a class when the first optimizer of it is made.
+    torch wraps the step of a class when its first optimizer is made.
     """
-    base: Any = next(
-        (own for own in kind.__mro__ if own.__module__.startswith("torch.optim.")), None
-    )
-    if base is None or "fused" not in (arguments := signature(base.__init__).parameters):
+    torch_kinds = [own for own in kind.__mro__ if own.__module__.startswith("torch.optim.")]
+    if not torch_kinds:
         return False
-    return [*signature(kind.__init__).parameters] == [*arguments] and unwrap(kind.step) is unwrap(
-        base.step
-    )
+    base: Any = torch_kinds[0]
+    arguments = [*signature(base.__init__).parameters]
+    if "fused" not in arguments or [*signature(kind.__init__).parameters] != arguments:
+        return False
+    return unwrap(kind.step) is unwrap(base.step)
 
 
 def _steps_fused(kind: Any, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether a fused step on one number can be done."""
+    """Return True if a fused step on one number works."""
     number = nn.Parameter(torch.zeros(1, dtype=dtype, device=device))
     number.grad = torch.zeros_like(number)
     try:
         kind([number], fused=True).step()
-    except (
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ):  # torch has no such kernel, or the class no such combination
+    except (RuntimeError, TypeError, ValueError):  # no such kernel, or no such combination
         return False
     return True
 
 
 def _lr_of(group: dict[str, Any]) -> float | None:
-    """A group's learning rate before any schedule; None where it has none, as where the optimizer finds its own."""
+    """Return a group's learning rate before any schedule; None if the optimizer finds its own."""
     lr = group.get("initial_lr", group.get("lr"))
     return None if lr is None else float(lr)
 
 
-# The accumulator: backward passes, and the optimizer's step after as many as were asked for; trials
-# have it too.
+# The accumulator
 
 
 class _Stage(Enum):
-    """Where a batch stands, in words for a message."""
+    """Progress within a batch, in words for a message."""
 
     OUTSIDE = "outside of one"
     FORWARD = "in the forward pass"
@@ -356,50 +350,50 @@ class _Stage(Enum):
 
 @dataclass(slots=True, kw_only=True)
 class Accumulator:
-    """Trains batch after batch, one `with` each: forward pass and loss inside it, then one `backward`.
+    """Run backward passes and optimizer steps: precision, gradient accumulation, DDP's exchange.
 
-        accumulator = config.accumulator(model, optimizer) for batch in loader:
+        accumulator = config.accumulator(model, optimizer)
+        for batch in loader:
             with accumulator:
-                loss = loss_of(model, config.to_device(batch)) accumulator.backward(loss)
+                loss = loss_of(model, config.to_device(batch))
+                accumulator.backward(loss)
 
-    Where the model was compiled so that CUDA graphs are recorded, what it returns, a loss of its
-    own among that, is overwritten by the next batch: read it before, or clone it.
-
-    Inside it autocast is on where the configuration has it. Gradients are zeroed here after each
-    step: do not zero them yourself. Batches that an epoch's end leaves over count for the next
+    Inside the `with`, autocast is on if the configuration has it. Gradients are zeroed after each
+    step: do not zero them yourself. Batches left over at the end of an epoch count for the next
     epoch's first step, as in trials; `reset` drops them.
+
+    With CUDA graphs, the next batch overwrites the model's outputs, including a loss that it
+    computes: read or clone them before.
     """
 
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     steps: int
-    """Batches of one optimizer step, on one rank."""
+    """Batches per optimizer step on one rank."""
     device_type: str = "cpu"
-    """torch's name for the kind of device that the model lies on."""
+    """torch's name for the kind of device that the model is on."""
     autocast: Callable[[], AbstractContextManager[Any]] | None = None
-    """None: the precision holds for the whole process, or is torch's own."""
+    """Makes the autocast context. None: the precision holds for the whole process, or is torch's default."""
     no_sync: Callable[[], AbstractContextManager[None]] | None = None
-    """DDP's no_sync: gradients stay with their rank while it is entered. None where nothing is
-    exchanged, and for a static graph, in which DDP can't do without an exchange here and there."""
+    """DDP's no_sync, which keeps gradients on their rank. None without DDP, and for a static graph,
+    where DDP can't skip the exchange."""
     gathers: bool = False
-    """The model is in DataParallel, which gathers one loss of each device where the model computes
-    its own."""
+    """True for DataParallel, which returns one loss per device if the model computes its loss."""
     exchanges_nothing: bool = False
-    """Exchange nothing, not even in an optimizer step's last batch."""
+    """True to never exchange gradients, not even in the last batch of a step."""
     records_graphs: bool = False
-    """The model was compiled in a mode that records CUDA graphs, whose outputs the next batch
-    overwrites."""
+    """True if the model is compiled in a mode that records CUDA graphs."""
     accumulated: int = 0
-    """Batches since the optimizer's last step."""
+    """Batches since the last optimizer step."""
     _cast: AbstractContextManager[Any] | None = field(default=None, init=False)
     _unsynced: AbstractContextManager[None] | None = field(default=None, init=False)
     _stage: _Stage = field(default=_Stage.OUTSIDE, init=False)
 
     def __enter__(self) -> Self:
-        """Begin a batch. DDP prepares the exchange in the forward pass: no_sync stands around both passes.
+        """Begin a batch. no_sync covers both passes, since DDP prepares the exchange in the forward pass.
 
         Raises:
-            RuntimeError: the batch before has not ended yet.
+            RuntimeError: The batch before has not ended.
         """
         if self._stage is not _Stage.OUTSIDE:
             raise RuntimeError(
@@ -407,11 +401,10 @@ class Accumulator:
                 "is entered twice"
             )
         if self.records_graphs:
-            # else one output without a backward pass would have torch keep those of all batches
+            # Otherwise an output without a backward pass makes torch keep those of all batches.
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call] # torch
-        if self.no_sync is not None and (
-            self.exchanges_nothing or self.accumulated + 1 < self.steps
-        ):
+        is_last = self.accumulated + 1 >= self.steps
+        if self.no_sync is not None and (self.exchanges_nothing or not is_last):
             self._unsynced = self.no_sync()
             self._unsynced.__enter__()
         if self.autocast is not None:
@@ -432,22 +425,22 @@ class Accumulator:
             unsynced.__exit__(*raised)
 
     def backward(self, loss: Tensor, *, before_step: Callable[[], object] | None = None) -> bool:
-        """The backward pass of this batch's share of the loss, and the optimizer's step where one is due.
+        """Run the backward pass of a batch, and the optimizer step if one is due.
 
-        It runs without autocast, as torch wants it. An exception on the way drops the batches since
-        the last step.
+        It runs without autocast, as torch recommends. If it raises, the batches since the last step
+        are dropped.
 
         Args:
             loss: The mean loss of the batch, a scalar.
-            before_step: Called right before a step, with gradients as they are (unscaled): to clip
-                them, for example. With float16 they may be infinite there; the GradScaler then
-                skips the step. Trials don't clip: what it costs is not in their rate.
+            before_step: Called right before a step with unscaled gradients, for example to clip
+                them. With float16 they may be infinite; the GradScaler then skips the step. Trials
+                don't clip, so their throughput does not include its cost.
 
         Returns:
-            Whether a step was due. float16's GradScaler may skip it where gradients are not finite.
+            True if a step was due. The GradScaler may have skipped it if gradients were not finite.
 
         Raises:
-            RuntimeError: it is called outside `with`, or a second time within one.
+            RuntimeError: It is called outside of a `with`, or a second time in one.
         """
         if self._stage is not _Stage.FORWARD:
             raise RuntimeError(
@@ -457,9 +450,8 @@ class Accumulator:
         self._stage = _Stage.DONE
         if self.gathers and loss.ndim == 1:
             loss = loss.mean()
-        share = (
-            loss if self.steps == 1 else loss / self.steps
-        )  # to divide by one costs 14 us, the way back included
+        # Dividing by 1 would cost 14 us, backward pass included.
+        share = loss if self.steps == 1 else loss / self.steps
         try:
             self._without_autocast(self.scaler.scale(share))
             self.accumulated += 1
@@ -473,22 +465,21 @@ class Accumulator:
         return True
 
     def reset(self) -> None:
-        """Drop the gradients that are there: after a step, and where a loop was broken off before one."""
+        """Drop the accumulated gradients, as after a step or when a loop stops before one."""
         self.optimizer.zero_grad(set_to_none=True)
         self.accumulated = 0
 
     def _keep_gradients(self) -> None:
-        """Copy a first batch's gradients out of a CUDA graph's memory; later ones are added to the copies in place.
+        """Copy the first batch's gradients out of a CUDA graph's memory; later ones are added in place.
 
-        A graph's backward pass hands its gradients to autograd, which takes them as they are for
-        `grad`; the next batch would overwrite them, and torch raises. Parameters without a gradient
-        stay without, which buffers of zeros would not leave them. Source:
+        autograd uses a graph's gradients as `grad` without a copy; the next batch would overwrite
+        them, and torch raises. Preallocated zeros would give a gradient to parameters that have
+        none. Source:
         github.com/pytorch/pytorch/issues/169545, and in torch 2.13
         torch/_inductor/cudagraph_trees.py, format_dealloc_msg.
 
-        A copy of each would have the host launch a kernel for every parameter, which graphs are
-        there to spare. Those of a dtype are copied in a few launches, as torch's optimizers do
-        their steps; that has no public name.
+        Gradients of a dtype are copied in a few launches, as torch's optimizers step, since one
+        kernel per parameter would cost what graphs save. That function has no public name.
         """
         if not self.records_graphs or self.accumulated != 1:
             return
@@ -500,7 +491,7 @@ class Accumulator:
                     continue
                 if gradient.layout == torch.strided:
                     dense[gradient.device, gradient.dtype].append((parameter, gradient))
-                else:  # of an embedding outside of the graph
+                else:  # from an embedding outside of the graph
                     parameter.grad = gradient.clone()
         for pairs in dense.values():
             copies = [torch.empty_like(gradient) for _, gradient in pairs]
@@ -512,7 +503,7 @@ class Accumulator:
         if self._cast is None:
             loss.backward()  # type: ignore[no-untyped-call] # torch
             return
-        # What the weights were cast to is not needed beside their gradients.
+        # Free the cast weights before the gradients need memory.
         torch.clear_autocast_cache()
         was_on = torch.is_autocast_enabled(self.device_type)
         torch.set_autocast_enabled(self.device_type, False)
@@ -528,30 +519,28 @@ class Accumulator:
                 before_step()
             self.scaler.step(self.optimizer)
         except BaseException:
-            with suppress(AssertionError):  # it had not looked at them yet
-                self.scaler.update()  # else it takes the next gradients for unscaled
+            with suppress(AssertionError):  # raised if it has not unscaled yet
+                self.scaler.update()  # otherwise it takes the next gradients for unscaled
             raise
         self.scaler.update()
         self.reset()
 
 
-# A model as trials train it, and the process set up as theirs: what TrainingConfig.prepare and
-# arrange do.
-#
-# Comes in: a configuration, and a built model. Goes out: what the training loop calls in its place.
+# TrainingConfig.prepare and arrange
 
 
 def prepared(
     config: TrainingConfig, model: nn.Module, device: str | torch.device | None
 ) -> nn.Module:
-    """See TrainingConfig.prepare."""
+    """Implement TrainingConfig.prepare."""
     check_group(config.process_count)
-    if (
-        config.cudnn_benchmark
-    ):  # off leaves the user's own: a configuration that nobody has searched is off by default
+    # False leaves the switch as it is, since it is the default of a configuration.
+    if config.cudnn_benchmark:
         set_cudnn_benchmark(is_on=True)
-    place = own_device(is_rank=config.process_count > 1) if device is None else torch.device(device)
+    is_rank = config.process_count > 1
+    place = own_device(is_rank=is_rank) if device is None else torch.device(device)
     set_current(place)
+    # Bind to cores, or set the threads of an unbound process.
     binding = config.numa_binding
     if binding is not None and not can_bind(place):
         warnings.warn(
@@ -562,10 +551,8 @@ def prepared(
         )
         binding = None
     if binding is None:
-        set_threads(
-            config.intra_op_threads,
-            local_ranks(config.process_count) if config.process_count > 1 else None,
-        )
+        ranks_here = local_ranks(config.process_count) if is_rank else None
+        set_threads(config.intra_op_threads, ranks_here)
     else:
         _bind(config, binding, place)
     if config.amp_dtype == "tf32":
@@ -576,10 +563,10 @@ def prepared(
 
 
 def _bind(config: TrainingConfig, binding: str, device: torch.device) -> None:
-    """Bind this process as a trial's rank is bound, and set its threads; what a launcher has bound stays so.
+    """Bind this process like a trial's rank, unless a launcher has, and set its threads.
 
     Raises:
-        ConfigError: it can't be bound.
+        ConfigError: It can't be bound.
     """
     ranks = local_ranks(config.process_count) if config.process_count > 1 else 1
     threads = usable_cores()
@@ -598,7 +585,7 @@ def _bind(config: TrainingConfig, binding: str, device: torch.device) -> None:
 def arranged(
     config: TrainingConfig, model: nn.Module, device: torch.device, *, is_trial: bool = False
 ) -> nn.Module:
-    """See TrainingConfig.arrange."""
+    """Implement TrainingConfig.arrange."""
     model = model.to(device)
     if config.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload] # torch's stubs lack the keyword alone

@@ -1,7 +1,7 @@
-"""A command as the workload: `python train.py --lr {lr}`, with placeholders for settings that a patch must not change.
+"""A command as the workload: `python train.py --lr {lr}`, with placeholders for settings.
 
-Comes in: the words of a command. Goes out: the same with a configuration's values in it, what it
-starts, and why it can't be a workload. Pure.
+Comes in: the words of a command. Goes out: the command with a configuration's values, what it
+starts, or why it can't be a workload. Pure.
 """
 
 from __future__ import annotations
@@ -26,72 +26,70 @@ PLACEHOLDERS = (
     "num_workers",
     "prefetch_factor",
 )
-"""Settings that a command may take as words of its own, such as `--batch-size {micro_batch_size}`."""
+"""Settings that may be placeholders of a command, such as `--batch-size {micro_batch_size}`."""
 _PLACE = re.compile(r"(?<!\$)\{([A-Za-z0-9_-]+)\}")  # ${name} is the shell's
 _NEAR = 0.7
-"""From what likeness on an unknown name is taken for a placeholder's: {batch_size} is (0.77),
-{epoch} and {r} are not. Our convention."""
+"""Least similarity of an unknown name to a placeholder's to be taken for one: {batch_size} has 0.77,
+{epoch} and {r} have less. Source: our convention."""
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*t?(\.exe)?")
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
 _QUOTED = re.compile(r"\\.|'[^']*'|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
-"""What a shell takes as it is. Source: POSIX.1-2017, Shell Command Language, 2.2 (but for $ in
-double quotes)."""
+"""Text that a shell keeps as it is. Source: POSIX.1-2017, Shell Command Language, 2.2 (except for $
+in double quotes)."""
 _PUT_IN = re.compile(r"`|\$[A-Za-z_{(]")
-"""What a shell puts in, between double quotes too."""
+"""Expansions of a shell, also in double quotes."""
 _FOR_A_SHELL = re.compile(r"^(&&|\|\|?|&|[0-9]*[<>].*|&>.*|~(/.*)?)$|;$|`|\$[A-Za-z_{(]")
-"""Words that a shell would not hand on: operators that stand alone, redirections, and what it would
-put in."""
+"""Words that a shell would not pass on: operators, redirections and expansions."""
 _TAKING_A_WORD = frozenset("cmWX")
-"""Options of Python that a value follows, in the same word or in the next. Source: python --help."""
+"""Options of Python with a value, in the same word or the next. Source: python --help."""
 _HARMLESS = frozenset("uB")
-"""Options of Python that change nothing in a process that runs already."""
+"""Options of Python that have no effect on a running process."""
 _SHUTTING_OUT = ("I", "E", "S")
-"""Options under which Python imports no sitecustomize: nobody can attach. Source: python --help,
-and of module site."""
+"""Options that keep Python from importing sitecustomize, through which trials attach. Source: python
+--help, and the documentation of module site."""
 _HIDDEN = "***"
 _SECRET_NAME = re.compile(
     r"(^|[-_.])(passw(or)?d|passphrase|secret|credentials?|api_?key|((api|access|secret|private)[-_.]key))([-_.]|$)"
     r"|(^-{0,2}|(hf|hub|auth|access|api|bearer|wandb|git|github|gitlab|refresh|session|neptune|comet)[-_.])token$",
     re.IGNORECASE,
 )
-"""Names of options and variables that hold a secret; --max-tokens, --pad_token and --key are none.
-Our convention."""
+"""Names of options and variables with secrets; not --max-tokens, --pad_token and --key. Source: our
+convention."""
 _SECRET_TEXT = re.compile(
     r"(?<=://)[^/@\s]+(?=@)"
     r"|(?<![A-Za-z0-9])(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-|AKIA|xox[abp]-)[A-Za-z0-9_-]{16,}"
     r"|(?<=[?&])((?:access_|auth_)?token|sig|signature|api_?key|password|X-Amz-Signature)=[^&#\s]+",
     re.IGNORECASE,
 )
-"""What stands before a URL's host, tokens by their makers' prefixes, and a URL's signature. Our
-convention."""
+"""Credentials in a URL, tokens with known prefixes, and signatures of URLs. Source: our convention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PythonStart:
-    """A command that starts Python on a script or a module, with no option that a running process can't have."""
+    """The start of a script or a module by Python, without options that a running process can't have."""
 
     kind: Literal["script", "module"]
     target: str
-    """The script's path, or the module's name."""
+    """Path of the script, or name of the module."""
     arguments: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Interpreted:
-    """What Python's own command line says."""
+    """Python's parsed command line."""
 
     options: frozenset[str]
-    """Letters, or long options with their dashes."""
+    """Options: letters, or long ones with their dashes."""
     kind: Literal["script", "module", "code", "nothing"]
     target: str
     arguments: tuple[str, ...]
 
 
 def command_words(command: object) -> tuple[str, ...]:
-    """The words of a command that is written as one text, split as a POSIX shell does, or as a list of words.
+    """Return the words of a command: a list as it is, a string split as a POSIX shell does.
 
     Raises:
-        ValueError: it is neither, or asks for a shell: rule, value, remedy.
+        ValueError: It is neither, or needs a shell.
     """
     if isinstance(command, str):
         return _split(command)
@@ -102,13 +100,13 @@ def command_words(command: object) -> tuple[str, ...]:
 
 
 def placeholders_in(command: Sequence[str]) -> tuple[str, ...]:
-    """Names of the settings that a command takes as words, each once."""
+    """Return the names of a command's placeholders, each once."""
     names = [name for word in command for name in _PLACE.findall(word) if name in PLACEHOLDERS]
     return tuple(dict.fromkeys(names))
 
 
 def filled(command: Sequence[str], config: TrainingConfig) -> tuple[str, ...]:
-    """The command with a configuration's values in place of its placeholders; other braces stay as they are."""
+    """Replace the placeholders of a command by a configuration's values; other braces stay."""
 
     def value_of(match: re.Match[str]) -> str:
         name = match[1]
@@ -123,12 +121,12 @@ def filled(command: Sequence[str], config: TrainingConfig) -> tuple[str, ...]:
 
 
 def is_python(program: str) -> bool:
-    """Whether a command's first word is a Python by its name."""
+    """Return True if a command's first word is named like a Python."""
     return _PYTHON.fullmatch(PurePath(program).name) is not None
 
 
 def python_start(command: Sequence[str]) -> PythonStart | None:
-    """What a command has Python run; None where it starts something else, or Python with options of weight."""
+    """Return what a command makes Python run; None for other programs, or options that matter."""
     if not command or not is_python(command[0]):
         return None
     found = _interpreted(command[1:])
@@ -139,7 +137,7 @@ def python_start(command: Sequence[str]) -> PythonStart | None:
 
 
 def command_fault(command: Sequence[str]) -> str | None:
-    """Why a command can't be a workload: rule, value, remedy; None where nothing speaks against it."""
+    """Return why a command can't be a workload (rule, value, remedy), or None."""
     if not command or not command[0]:
         return "a command must have at least one word, but got none; write what you type to train"
     torn = next((word for word in command if "\0" in word), None)
@@ -152,7 +150,7 @@ def command_fault(command: Sequence[str]) -> str | None:
 
 
 def command_name(command: Sequence[str]) -> str:
-    """A few words for reports: the script's or the module's name, else the program's."""
+    """Return a name for reports: that of the script, the module or the program."""
     scripts = [word for word in command if word.endswith(".py")]
     start = python_start(command)
     if start is not None:
@@ -169,7 +167,7 @@ def _word(word: object) -> str:
 
 
 def _split(text: str) -> tuple[str, ...]:
-    """The words of one text; what only a shell could do for it is refused."""
+    """Split one text into words; refuse what needs a shell."""
     text = _QUOTED.sub(
         lambda quoted: " " if quoted[0] == "\\\n" else quoted[0], text
     )  # as a shell joins lines
@@ -189,7 +187,7 @@ def _split(text: str) -> tuple[str, ...]:
 
 
 def _put_in(quoted: re.Match[str]) -> str:
-    """Of a quoted text or an escape the words that a shell would change."""
+    """Return the parts of a quoted text that a shell would expand."""
     if not quoted[0].startswith('"'):
         return ""
     return " ".join(
@@ -198,7 +196,7 @@ def _put_in(quoted: re.Match[str]) -> str:
 
 
 def _misspelt(command: Sequence[str]) -> str | None:
-    """That a word holds what is nearly a placeholder, or a setting that can't be one."""
+    """Return why a word has a misspelt placeholder, or a setting that can't be one; or None."""
     rule = f"a placeholder must be one of {', '.join(PLACEHOLDERS)}"
     for name in (
         name for word in command for name in _PLACE.findall(word) if name not in PLACEHOLDERS
@@ -211,7 +209,7 @@ def _misspelt(command: Sequence[str]) -> str | None:
 
 
 def _python_fault(words: Sequence[str]) -> str | None:
-    """What speaks against Python with these words, its name taken off."""
+    """Return why Python can't be started with these arguments, or None."""
     found = _interpreted(words)
     shut = next((letter for letter in _SHUTTING_OUT if letter in found.options), None)
     if shut is not None:
@@ -223,7 +221,7 @@ def _python_fault(words: Sequence[str]) -> str | None:
 
 
 def _interpreted(words: Sequence[str]) -> _Interpreted:
-    """Python's command line, its name taken off, read as Python reads it."""
+    """Parse Python's arguments as Python does."""
     left = list(words)
     options = set[str]()
     while left and left[0].startswith("-") and left[0] != "-":
@@ -256,7 +254,7 @@ def _interpreted(words: Sequence[str]) -> _Interpreted:
 
 
 def _cluster(letters: str) -> tuple[str, str, str]:
-    """Letters of a word such as -uWignore: those that stand alone, the one that takes a value, and what follows it."""
+    """Split a word such as -uWignore: options without value, the one with a value, and the value."""
     for place, letter in enumerate(letters):
         if letter in _TAKING_A_WORD:
             return letters[:place], letter, letters[place + 1 :]
@@ -264,7 +262,7 @@ def _cluster(letters: str) -> tuple[str, str, str]:
 
 
 def without_secrets(command: Sequence[str]) -> tuple[str, ...]:
-    """A command as it may be written down: the values of passwords and tokens are `***`, as far as they can be told."""
+    """Replace the values of passwords and tokens in a command by `***`, as far as they are recognised."""
     shown: list[str] = []
     is_value = False
     for word in command:

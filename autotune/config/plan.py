@@ -1,7 +1,7 @@
-"""What a user asks for, as frozen models: workload, search space, objective, budget, search options, executor.
+"""A user's request as frozen models: workload, search space, objective, budget, search options, executor.
 
-`Plan` holds all of them. Each model is checked once, where it is made; an error names rule, value
-and remedy.
+`Plan` holds all of them. A YAML file, the command line and a Python call all make a Plan, which is
+checked once, where it is made; the code after that trusts it. Errors name rule, value and remedy.
 """
 
 from __future__ import annotations
@@ -40,16 +40,11 @@ from autotune.note import Note
 from autotune.policy import POLICY, Policy
 from autotune.settings_table import DDP_PREFIX
 
-# What is trained: references from a YAML file or live objects from a Python call, and the facts
-# that a probe finds.
-#
-# A Workload is what a trial builds its model, data and step from. Only the worker opens live
-# objects.
+# The workload, and the facts that a probe finds about it. Only the worker opens live objects.
 
 
 READ_PART = "read_part"
-"""Key of the validation context: the function by which a border that writes parts as text reads
-one."""
+"""Key in the validation context of the function that reads a part of the workload from text."""
 
 BESIDE_A_COMMAND = "nothing can stand beside workload.command, whose script decides all else"
 
@@ -58,14 +53,11 @@ StartMethod = Literal["fork", "spawn", "forkserver"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ref:
-    """A place in the user's code, resolved inside the trial: "pkg.mod:name" or "path/to/file.py:name".
-
-    `folders` are tried in order for a relative path: the configuration file's folder, then the
-    working directory.
-    """
+    """A reference to the user's code, resolved in the trial: "pkg.mod:name" or "path/to/file.py:name"."""
 
     target: str
     folders: tuple[str, ...] = ()
+    """Folders to try in order for a relative path: the configuration file's, the working directory."""
 
 
 def _read_part(value: object, info: ValidationInfo) -> object:
@@ -82,7 +74,9 @@ def _read_command(value: object) -> object:
 
 
 def _check_command(command: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    fault = None if command is None else command_fault(command)
+    if command is None:
+        return None
+    fault = command_fault(command)
     if fault is not None:
         raise ValueError(fault)
     return command
@@ -100,10 +94,10 @@ _Command = Annotated[
     config=ConfigDict(extra="forbid", use_attribute_docstrings=True),
 )
 class Workload:
-    """The user's training job: a model and a dataset, each a live object or a Ref, or the command of a script.
+    """A training job: a model and a dataset, or the command of a training script.
 
-    Of a DataLoader trials have copies with their own settings; its own are the baseline where that
-    says nothing else.
+    A Python call gives live objects, a YAML file references such as "train.py:build_model". With a
+    DataLoader as dataset, trials use copies of it, and its settings are the baseline's defaults.
     """
 
     model: _Part = None
@@ -113,33 +107,32 @@ class Workload:
     """a Dataset or a DataLoader, or a function without arguments that returns one (in YAML:
     "train.py:make_dataset")"""
     command: _Command = None
-    """what starts a training script, in place of all else here: [python, train.py, --lr, "{lr}"],
-    or one text that is split as a shell does; placeholders stand for settings that the script takes
-    as words of its own"""
+    """the command of a training script, instead of everything else here: [python, train.py, --lr,
+    "{lr}"], or one string that is split as in a shell; a placeholder stands for a setting that the
+    script takes as an argument"""
     loss: _Part = None
-    """loss(outputs, targets) -> scalar."""
+    """loss(outputs, targets) -> scalar tensor."""
     step: _Part = None
-    """step(model, batch) -> scalar loss, for what inference does not cover."""
+    """step(model, batch) -> scalar loss, where a loss alone is not enough."""
     optimizer: _Part = None
-    """optimizer(params, lr) -> torch.optim.Optimizer, or an optimizer of the model's parameters, of
-    which class, groups and settings are taken; None: SGD."""
+    """optimizer(params, lr) -> torch.optim.Optimizer, or an optimizer of the model's parameters,
+    whose class, groups and settings are used; None: SGD."""
     collate_fn: _Part = None
-    """collate_fn(items) -> batch, as of torch's DataLoader; None: torch's own."""
+    """collate_fn(items) -> batch, as for torch's DataLoader; None: torch's default."""
     sampler: _Part = None
-    """A Sampler, or a callable: sampler(dataset) -> Sampler. Takes the place of shuffling."""
+    """A Sampler, or sampler(dataset) -> Sampler. Replaces shuffling."""
     batch_sampler: _Part = None
-    """A batch sampler, or a callable: batch_sampler(dataset, batch_size) -> iterable of index
-    lists; one with a parameter `max_tokens` fills a token budget: batch_sampler(dataset,
-    max_tokens=4096), see `baseline.max_tokens`."""
+    """A batch sampler, or batch_sampler(dataset, batch_size) -> iterable of index lists. With a
+    parameter `max_tokens` it fills a token budget: batch_sampler(dataset, max_tokens=4096), see
+    `baseline.max_tokens`."""
     worker_init_fn: _Part = None
-    """worker_init_fn(worker_id), called in each loader worker as it starts."""
+    """worker_init_fn(worker_id), called in each loader worker when it starts."""
     shuffle: _Flag = True
-    """Load the items in random order, anew each epoch. A DataLoader keeps its own order."""
+    """Load the items in a new random order each epoch. A DataLoader keeps its own order."""
     drop_last: _Flag = True
-    """Leave out an epoch's last batch where it is smaller than the others. A DataLoader keeps its
-    own way."""
+    """Leave out the last batch of an epoch if it is smaller. A DataLoader keeps its own setting."""
     multiprocessing_context: StartMethod | None = None
-    """How loader workers start; None: Python's default."""
+    """Start method of loader workers; None: Python's default."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -156,7 +149,7 @@ class Workload:
 
 
 INSTALLED = frozenset({"site-packages", "dist-packages"})
-"""Folders that hold installed packages, by their own names."""
+"""Names of folders that hold installed packages."""
 _SWITCHES = ("shuffle", "drop_last")
 BESIDE_A_LOADER = (
     "collate_fn",
@@ -165,13 +158,13 @@ BESIDE_A_LOADER = (
     "worker_init_fn",
     "multiprocessing_context",
 )
-"""Arguments of a DataLoader that take the place of its own where a DataLoader is given."""
+"""Parts that replace those of a DataLoader given as dataset."""
 PARTS = tuple(field.name for field in fields(Workload) if field.name not in {"command", *_SWITCHES})
-"""The parts of a workload that are the user's objects or references (and the start method)."""
+"""Parts of a workload that are the user's objects or references, and the start method."""
 
 
 def beside_tf_data(workload: Workload) -> str | None:
-    """What a DataLoader would take of a workload and a tf.data pipeline has no use for, as a reason; or None."""
+    """Return why a workload of a tf.data pipeline can't have its other parts, or None."""
     parts = (*BESIDE_A_LOADER, *_SWITCHES)
     idle = [name for name in parts if getattr(workload, name) not in {None, True}]
     if not idle:
@@ -184,168 +177,164 @@ def beside_tf_data(workload: Workload) -> str | None:
 
 
 class OptimizerFacts(FrozenModel):
-    """The optimizer that the workload builds, as far as learning-rate rules need it."""
+    """Facts about the workload's optimizer, for the learning-rate rules."""
 
     name: str
-    """The class's name, such as "AdamW"."""
+    """Name of its class, such as "AdamW"."""
     betas: tuple[float, float] | None = None
-    """Of the Adam family; None elsewhere."""
+    """Betas of an Adam variant; None for others."""
     eps: float | None = None
-    """Of the Adam family; None elsewhere."""
+    """Epsilon of an Adam variant; None for others."""
     can_fuse: bool = False
-    """torch has a fused implementation of it for these parameters on this device."""
+    """True if torch has a fused implementation for these parameters on this device."""
 
 
 class LoaderSite(FrozenModel):
-    """Place and arguments of a DataLoader as the script makes it; `autotune apply` finds the loader again by them."""
+    """Place and arguments of a script's DataLoader; `autotune apply` finds the loader again by them."""
 
     file: str
-    """Path of the source file: the script's own, where the call of a framework is made there."""
+    """Path of the source file: the script, if it calls the framework that makes the loader."""
     line: int
-    """Line of the call."""
+    """Line of the call, from 1."""
     nth: int = 0
-    """How many loaders this line had made before: a function may make all of them."""
+    """Number of loaders that this line had made before this one."""
     code: str = ""
-    """That line's text, which finds it again where lines before it have changed."""
+    """Text of that line, to find it again after lines before it have changed."""
     dataset: str = ""
-    """The dataset's type."""
+    """Type of the dataset."""
     length: int | None = None
-    """The dataset's length; None where it has none."""
+    """Length of the dataset; None if it has none."""
     order: str = ""
     """Order of the samples: "shuffle", the sampler's type, or "" for sequential."""
     batch_size: int | None = None
-    """None where the script gives batches of its own."""
+    """Batch size; None if the script makes the batches."""
 
     @property
     def is_drawn(self) -> bool:
-        """Samples are drawn, as for a training."""
+        """True if the samples are drawn in some order, as for training."""
         return self.order not in {"", "SequentialSampler"}
 
     def is_like(self, other: LoaderSite, *, ignores_batch_size: bool = False) -> bool:
-        """Return whether another loader is made at the same place and in the same manner, of any length."""
-        is_there = self.code == other.code if self.code else self.line == other.line
+        """Return True if both are made at the same place in the same way, whatever their length."""
+        is_same_place = self.code == other.code if self.code else self.line == other.line
         is_same_size = ignores_batch_size or self.batch_size == other.batch_size
-        manner, others = ((one.file, one.dataset, one.order) for one in (self, other))
-        return is_there and is_same_size and manner == others
+        return (
+            is_same_place
+            and is_same_size
+            and self.file == other.file
+            and self.dataset == other.dataset
+            and self.order == other.order
+        )
 
 
 class ScriptFacts(FrozenModel):
-    """What a script does, as seen while it trained some steps."""
+    """Facts about a script, observed while it trained some steps."""
 
     observed: TrainingConfig
-    """What it does by itself: the baseline."""
+    """Settings that it uses by itself: the baseline."""
     framework: str = "plain loop"
-    """Who runs its steps: "plain loop", "accelerate", "transformers", "lightning", ..."""
+    """Framework that runs its steps: "plain loop", "accelerate", "transformers", "lightning", ..."""
     loaders: tuple[LoaderSite, ...] = ()
-    """The training loader, last, and those of the same data that it was rebuilt from."""
+    """The training loader, last, after those of the same data that it was rebuilt from."""
     reached: tuple[str, ...] = ()
     """Settings that can be changed from outside, by name."""
     unreached: tuple[Note, ...] = ()
-    """Settings that can't be, each with the reason and the way to reach it."""
+    """Notes on settings that can't be, with the reason and the remedy."""
     modules: tuple[str, ...] = ()
-    """Modules of installed packages that it had imported, in their order."""
+    """Modules of installed packages that it imported, in order."""
     new_files: tuple[str, ...] = ()
-    """Files and folders that its first trial has made and that could not be removed, or may be
-    somebody else's."""
+    """Files and folders of its first trial that were not removed: they could not be, or may belong
+    to another process."""
     is_in_process: bool = True
-    """It runs in the trial's own process; else a launcher or a shell starts it."""
+    """True if it runs in the trial's process; False if a launcher or a shell starts it."""
     placeholders: tuple[str, ...] = ()
-    """Settings that the command takes as words of its own."""
+    """Settings that the command takes as arguments."""
     device: str = "cpu"
-    """Where its parameters lie, by torch's name."""
+    """Device of its parameters, by torch's name."""
 
     @property
     def own_loader(self) -> LoaderSite | None:
-        """Where the script itself makes its training loader; None where only an installed package makes one."""
-        own = (
-            site
-            for site in reversed(self.loaders)
-            if not INSTALLED & set(PurePath(site.file).parts)
-        )
-        return next(own, None)
+        """The last training loader that the script itself makes; None if only a package makes one."""
+        for site in reversed(self.loaders):
+            if INSTALLED.isdisjoint(PurePath(site.file).parts):
+                return site
+        return None
 
 
 class ObjectFacts(FrozenModel):
-    """What the user's own objects are set to: today's settings, where the baseline does not say otherwise."""
+    """Settings of the user's own objects, which the baseline takes unless it sets them itself."""
 
     observed: TrainingConfig = Field(default_factory=TrainingConfig)
-    """The settings, of which `names` are the objects' own."""
+    """The settings; those in `names` come from the objects."""
     names: tuple[str, ...] = ()
-    """Settings that a DataLoader or an optimizer says."""
+    """Settings that the DataLoader or the optimizer has."""
     has_loader: bool = False
-    """A DataLoader was given, not a dataset alone."""
+    """True if a DataLoader was given, not only a dataset."""
     drop_last: bool | None = None
-    """Of the DataLoader; None: there is none."""
+    """drop_last of the DataLoader; None without one."""
     beside: tuple[str, ...] = ()
-    """Arguments of a loader that were given beside the DataLoader, in place of its own, such as
-    "collate_fn"."""
+    """Loader arguments given next to the DataLoader, in place of its own, such as "collate_fn"."""
 
 
 class WorkloadFacts(FrozenModel):
-    """What the probe has found: one training step of the workload, in a process of its own."""
+    """Facts that the probe found by running one training step in a process of its own."""
 
     dataset_length: int | None
-    """Items of one epoch; None where the dataset has no length."""
+    """Items per epoch; None if the dataset has no length."""
     is_iterable: bool
-    """The dataset is an IterableDataset."""
+    """True for an IterableDataset."""
     is_sharded: bool = True
-    """Whether several loader workers share the data out among them (an unsharded iterable repeats
-    it)."""
+    """True if loader workers share the data; an unsharded iterable repeats it in each."""
     is_tf_data: bool = False
-    """The dataset is a tf.data pipeline, loaded by threads of its own."""
+    """True for a tf.data pipeline, which loads in its own threads."""
     fixed_batch_size: int | None = None
-    """Batch size that the user's own batch sampler imposes."""
+    """Batch size that the user's batch sampler imposes."""
     has_token_budget: bool = False
-    """The user's batch sampler takes `max_tokens`: that is searched in place of the micro batch,
-    which follows it."""
+    """True if the user's batch sampler takes `max_tokens`, which is then searched instead of the
+    micro batch."""
     budget_samples: float | None = None
-    """Samples that a batch of the baseline's token budget holds on average; None without a budget,
-    and where the sampler takes a batch size beside it."""
+    """Average samples in a batch of the baseline's token budget; None without a budget, or if the
+    sampler takes a batch size too."""
     has_4d_input: bool
-    """A batch has a tensor of four dimensions, such as images."""
+    """True if a batch has a tensor of four dimensions, such as images."""
     parameter_count: int
-    """Numbers in all parameters."""
+    """Elements in all parameters."""
     trainable_parameter_count: int = 0
-    """Numbers in the parameters that require a gradient: what an optimizer keeps state for. 0: not
+    """Elements in the parameters that require a gradient, which the optimizer has state for. 0: not
     known."""
     gradient_bytes: int = 0
-    """Bytes of all gradients: what the ranks of a group exchange each step."""
+    """Bytes of all gradients, which ranks exchange each step."""
     has_buffers: bool = False
-    """The model has buffers, such as the running averages of batch norm, which ranks may share."""
+    """True if the model has buffers, such as batch norm's running averages."""
     has_unused_parameters: bool = False
-    """Some parameters that require a gradient got none in one step: DDP must search for them."""
+    """True if parameters that require a gradient got none in one step, so DDP must search for them."""
     has_convolutions: bool = False
-    """The model has modules that convolve."""
+    """True if the model has convolution modules."""
     has_fixed_shapes: bool | None = None
-    """All batches that were looked at have the same shapes; None: not known."""
+    """True if all batches seen have the same shapes; None: not known."""
     is_deterministic: bool = False
-    """The user's code asks torch for deterministic algorithms, or cuDNN for them: nothing that
-    undoes it is tried."""
+    """True if the user's code asks torch or cuDNN for deterministic algorithms: nothing that undoes
+    it is tried."""
     slow_tail_fraction: float | None = None
-    """Share of the time of the items that were looked at in items of over 8 times the median; None:
-    not known."""
+    """Share of the loading time spent in items of over 8 times the median; None: not known."""
     cores_per_item: float | None = None
-    """Cores that an item keeps busy while it is computed, by threads that are not torch's; None:
-    not known."""
+    """Cores busy while an item is computed, by threads that are not torch's; None: not known."""
     optimizer: OptimizerFacts
     step_source: str
-    """How the loss is computed, in words: what the user gave, or what was inferred."""
+    """Description of how the loss is computed: as the user gave it, or as inferred."""
     script: ScriptFacts | None = None
-    """What was seen of a script; None where a model and a dataset were given."""
+    """Facts about a script; None if a model and a dataset were given."""
     objects: ObjectFacts = Field(default_factory=ObjectFacts)
-    """What a DataLoader and an optimizer that were given are set to."""
+    """Settings of the DataLoader and the optimizer that were given."""
 
     @property
     def batch_setting(self) -> Literal["micro_batch_size", "max_tokens"]:
-        """The setting by which the batch is searched; the other one follows it, or is not used."""
+        """The setting that is searched for the batch; the other one follows it, or is not used."""
         return "max_tokens" if self.has_token_budget else "micro_batch_size"
 
 
-# The space as a user writes it: for each setting a list of choices, {low, high[, log]}, or one
-# value.
-#
-# Comes in: such values, from the YAML border or a Python call. Goes out: a SearchSpace of Choices
-# and IntRanges, whose values the field of the same name of a TrainingConfig (or DdpConfig) takes.
+# The search space: each setting's values are checked by the field of the same name of
+# TrainingConfig or DdpConfig.
 
 
 SettingValue = bool | int | float | str | None
@@ -354,7 +343,7 @@ SettingValue = bool | int | float | str | None
 class Choices(FrozenModel):
     """A list of values to choose from; one value fixes the setting."""
 
-    model_config = ConfigDict(use_attribute_docstrings=True)  # an error says what is missing
+    model_config = ConfigDict(use_attribute_docstrings=True)  # errors quote the docstrings
 
     values: tuple[SettingValue, ...] = Field(min_length=1)
     """Each at most once."""
@@ -372,7 +361,7 @@ class Choices(FrozenModel):
 class IntRange(FrozenModel):
     """Whole numbers from low to high, both included; log: tried evenly on a logarithmic scale."""
 
-    model_config = ConfigDict(use_attribute_docstrings=True)  # an error says what is missing
+    model_config = ConfigDict(use_attribute_docstrings=True)  # errors quote the docstrings
 
     low: Annotated[int, Field(strict=True)]
     """The smallest value."""
@@ -399,7 +388,7 @@ Domain = Choices | IntRange
 
 
 def _parse_domain(model: type[BaseModel], value: object, info: ValidationInfo) -> Domain:
-    """The domain that the user has written for the field of the same name of a model."""
+    """Return the values that the user wrote for a setting, checked by the model's field of that name."""
     name = str(info.field_name)
     if isinstance(value, IntRange):
         value = value.model_dump()
@@ -447,7 +436,7 @@ _DdpSetting = Annotated[Domain | None, BeforeValidator(partial(_parse_domain, Dd
 
 
 class DdpSpace(FrozenModel):
-    """DistributedDataParallel's part of the space, written as the other settings are."""
+    """The settings of DistributedDataParallel to search, written like those of SearchSpace."""
 
     bucket_cap_mb: _DdpSetting = None
     first_bucket_mb: _DdpSetting = None
@@ -459,10 +448,10 @@ class DdpSpace(FrozenModel):
 
 
 class SearchSpace(FrozenModel):
-    """The user's part of the space: a setting left out takes its default range, a single value fixes it.
+    """The settings to search: a list of choices, {low, high[, log]}, or one value, which fixes a setting.
 
-    Each setting takes a list of choices, {low, high[, log]}, or one value. The learning rate is not
-    searched: it follows the global batch by `objective.lr_rule`.
+    A setting left out has a default range that fits machine and workload. The learning rate is not
+    searched; it follows the global batch by `objective.lr_rule`.
     """
 
     micro_batch_size: _Setting = None
@@ -488,7 +477,7 @@ class SearchSpace(FrozenModel):
     numa_binding: _Setting = None
 
     def given(self) -> dict[str, Domain]:
-        """The settings that the user has given, by name; those of `ddp` by names such as "ddp.bucket_cap_mb"."""
+        """Return the settings that the user gave, by name, those of `ddp` as "ddp.bucket_cap_mb" and so on."""
         found = {name: getattr(self, name) for name in self.model_fields_set - {"ddp"}}
         if self.ddp is not None:
             found |= {
@@ -497,11 +486,8 @@ class SearchSpace(FrozenModel):
         return dict(sorted(found.items()))
 
 
-# What is searched for: what counts as better, and under which limits.
-
-
 LrRule = Literal["auto", "linear", "sqrt", "none"]
-"""How the learning rate follows the global batch; auto: by the optimizer."""
+"""Rule by which the learning rate follows the global batch; auto: chosen by the optimizer."""
 
 _BYTE_SIZE: TypeAdapter[int] = TypeAdapter(ByteSize)
 
@@ -529,14 +515,14 @@ def _parse_reserve(value: object) -> int | float:
 
 
 def _number_of(value: object) -> float:
-    """A number, also as text, or the bytes of a size; not a number for all else, and for a size of one byte or less."""
+    """Return a number, also from text, or the bytes of a size such as "4GiB"; NaN for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return nan
     with suppress(ValueError):
         return float(value)
     with suppress(ValidationError):
         size = _BYTE_SIZE.validate_python(value)
-        return size if size > 1 else nan
+        return size if size > 1 else nan  # a size of one byte would be read as a fraction
     return nan
 
 
@@ -546,44 +532,43 @@ MemoryLimit = Annotated[
     BeforeValidator(_parse_memory_limit),
     _SIZE_SCHEMA,
 ]
-"""A fraction of the device's memory where at most 1, bytes otherwise."""
+"""A fraction of the device's memory if at most 1, else bytes."""
 MemoryReserve = Annotated[
     int | float,
     BeforeValidator(_parse_reserve),
     _SIZE_SCHEMA,
 ]
-"""A fraction of the device's memory where below 1, bytes otherwise."""
+"""A fraction of the device's memory if below 1, else bytes."""
 
 
 class Objective(FrozenModel):
-    """What counts as better, and under which limits."""
+    """The goal of a search: throughput within a memory limit, and rules for the global batch."""
 
     memory_limit: MemoryLimit = 0.9
-    """Bytes, a size such as "20GiB", or a fraction of the device's memory."""
+    """Memory limit: bytes, a size such as "20GiB", or a fraction of the device's memory."""
     reserve: MemoryReserve = 0
-    """Of it, what trials leave free for what training does beside steps, such as validation and
-    checkpoints: bytes, a size such as "4GiB", or a fraction of the device's memory."""
+    """Part of the limit that trials leave free, for validation, checkpoints and the like: bytes, a
+    size such as "4GiB", or a fraction of the device's memory."""
     busy_weight: Annotated[float, Field(ge=0, le=1)] = 0.02
-    """How much an idle device lowers the score: enough to choose between equals."""
+    """Weight of an idle device in the score, enough to decide between equals."""
     global_batch: Literal["scale", "keep"] = "scale"
     """`scale`: the global batch may grow, and the learning rate with it; `keep`: it stays, split
     differently."""
     max_batch_scale: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 8
-    """How far the global batch may grow beyond the baseline's."""
+    """Largest global batch, as a multiple of the baseline's."""
     larger_batch_gain: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.05
-    """By how much, as measured, a larger global batch must beat the fastest at the baseline's own
-    to be recommended, beside being faster beyond noise."""
+    """Gain that a larger global batch needs to be recommended, over the fastest configuration with
+    the baseline's. It must also be faster by more than noise."""
     lr_rule: LrRule = "auto"
-    """How the learning rate follows the global batch."""
+    """Rule by which the learning rate follows the global batch."""
 
     def limit_bytes(self, device_memory_bytes: int) -> int:
-        """What a trial may take on a device with so many bytes, the limit less the reserve; not above 0: nothing."""
-        return _bytes_of(self.memory_limit, device_memory_bytes) - self.reserve_bytes(
-            device_memory_bytes
-        )
+        """Return the bytes that a trial may use: the limit less the reserve, 0 or less if nothing is left."""
+        limit = _bytes_of(self.memory_limit, device_memory_bytes)
+        return limit - self.reserve_bytes(device_memory_bytes)
 
     def reserve_bytes(self, device_memory_bytes: int) -> int:
-        """What trials leave free below the memory limit."""
+        """Return the bytes that trials leave free below the memory limit."""
         return _bytes_of(self.reserve, device_memory_bytes)
 
 
@@ -591,55 +576,53 @@ def _bytes_of(size: float, device_memory_bytes: int) -> int:
     return int(size * device_memory_bytes) if isinstance(size, float) else size
 
 
-# How much a search may spend.
-
-
 ASSUMED_TRAINING_HOURS = 24.0
-"""Of a training of which nothing is said: our convention."""
+"""Default of training_hours. Source: our convention."""
 MAX_TRIALS = 40
-"""Trials of a search whose number was left open: our convention."""
+"""Most trials of a search without n_trials. Source: our convention."""
 
 
 class Budget(FrozenModel):
-    """Trials and seconds; the baseline is the first trial."""
+    """The trials and seconds that a search may spend; the baseline is the first trial."""
 
     n_trials: Annotated[int, Field(strict=True, ge=1)] | None = None
-    """Measured trials; None: at most 40, and the search may stop by itself."""
+    """Measured trials. None: at most 40, and the search may stop early."""
     timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """Seconds for one call, proving the gain included; a search that goes on has them anew. None:
+    """Seconds for one call, verification included; a search that is continued has them again. None:
     no limit."""
 
     training_hours: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """Hours of training that are still to come: a search that may stop by itself tries nothing that
-    costs more of them than it is expected to win. None: 24 are assumed."""
+    """Hours of training still to come: a search that may stop early tries nothing that costs more
+    time than it is expected to save. None: 24."""
 
     @property
     def training_s(self) -> float:
-        """Seconds of training that are still to come, as far as is known."""
+        """Seconds of training still to come."""
         return 3600 * (self.training_hours or ASSUMED_TRAINING_HOURS)
 
     @property
     def max_trials(self) -> int:
-        """The most trials that are measured."""
+        """Most trials to measure."""
         return MAX_TRIALS if self.n_trials is None else self.n_trials
 
     @property
     def may_stop_early(self) -> bool:
-        """Whether the search may stop by itself."""
+        """True if the search may stop before max_trials."""
         return self.n_trials is None
-
-
-# How a search proceeds: what proposes its trials, and what it starts from.
 
 
 Method = Literal["model", "tpe", "gp", "random", "grid"]
 
 
 def checked_path(value: object, what: str) -> str | Path:
-    """A path that a file system can take.
+    """Return a value that is a valid path.
+
+    Args:
+        value: The user's value.
+        what: Description of the path for the message.
 
     Raises:
-        ValueError: it is none; `what` should be given.
+        ValueError: It is not a valid path.
     """
     if not isinstance(value, str | Path) or value == "" or "\0" in str(value):
         raise ValueError(f"must be {what}, but got {value!r}")
@@ -647,31 +630,22 @@ def checked_path(value: object, what: str) -> str | Path:
 
 
 def _check_source(value: object) -> object:
-    return (
-        None
-        if value is None
-        else checked_path(value, "the path of a run folder or of a recommended.yaml")
-    )
+    if value is None:
+        return None
+    return checked_path(value, "the path of a run folder or of a recommended.yaml")
 
 
 class SearchOptions(FrozenModel):
-    """What proposes trials, and what the search starts from."""
+    """The method that proposes trials, and an earlier search to start from."""
 
     method: Method = "model"
-    """model: a model of this machine, learned during the search, with Optuna's TPE where it does
-    not explain the measurements; trials that fall behind are stopped early. tpe, gp, random:
-    Optuna's sampler of that name, tpe and gp after an expert's guesses. grid: every combination, in
-    random order, of 20,000 at the most. With these each trial is measured to its end."""
+    """model: a model of this machine's throughput, learned during the search, with Optuna's TPE if
+    it does not explain the measurements; slow trials are stopped early. tpe, gp, random: Optuna's
+    sampler of that name, tpe and gp after an expert's guesses. grid: every combination, in random
+    order, 20,000 at most. With all but model, each trial is measured to its end."""
     warm_start: Annotated[Path | None, BeforeValidator(_check_source)] = None
-    """A run folder, or a recommended.yaml, of the same workload on another machine or of a similar
-    one: what it found best is tried right after the baseline."""
-
-
-# Where trials run: on this machine, or on the machines of a Ray cluster; and how a trial's ranks
-# lie on its hosts.
-#
-# Comes in from the YAML border, the command line or a Python call; goes to the launcher and to the
-# space.
+    """A run folder or a recommended.yaml of the same workload on another machine, or of a similar
+    workload: its winner is tried right after the baseline."""
 
 
 ExecutorKind = Literal["local", "ray"]
@@ -688,15 +662,14 @@ def _check_address(address: str) -> str:
 
 
 class Executor(FrozenModel):
-    """Who runs trials. A plain text is taken as the kind: `executor: ray`."""
+    """The machines that run trials. A string is taken as the kind: `executor: ray`."""
 
     kind: ExecutorKind = "local"
     """local: this machine; ray: the machines of a Ray cluster."""
     address: Annotated[str, Field(strict=True), AfterValidator(_check_address)] | None = None
-    """Of the Ray cluster, such as "10.0.0.1:6379"; None: the one that Ray finds by itself."""
+    """Address of the Ray cluster, such as "10.0.0.1:6379"; None: the one that Ray finds."""
     ranks: Literal["pack", "spread"] = "pack"
-    """How the ranks of a trial lie on the cluster's machines: on as few as have room for them, or
-    on as many as there are."""
+    """Placement of a trial's ranks on the cluster: on as few machines as possible, or on as many."""
 
     @model_validator(mode="before")
     @classmethod
@@ -724,16 +697,19 @@ class Executor(FrozenModel):
 
 
 def places(ranks: int, *, hosts: int, per_host: int, spread: bool) -> tuple[int, ...]:
-    """How many ranks of a trial lie on each host that it uses, as even as possible, the larger numbers first.
+    """Distribute a trial's ranks over hosts as evenly as possible.
 
     Args:
-        ranks: of the trial.
-        hosts: that there are.
-        per_host: ranks that a host has room for.
-        spread: use as many hosts as possible, not as few.
+        ranks: Number of ranks.
+        hosts: Number of hosts.
+        per_host: Ranks that fit on a host.
+        spread: Use as many hosts as possible, instead of as few.
+
+    Returns:
+        The number of ranks on each host that is used, the largest first.
 
     Raises:
-        ValueError: they do not fit.
+        ValueError: The ranks do not fit.
     """
     if min(ranks, hosts, per_host) < 1 or ranks > hosts * per_host:
         raise ValueError(
@@ -745,16 +721,8 @@ def places(ranks: int, *, hosts: int, per_host: int, spread: bool) -> tuple[int,
     return (*[share + 1] * more, *[share] * (used - more))
 
 
-# A search or a diagnosis, parsed and checked once: what the YAML border and the Python call both
-# make.
-#
-# Comes in: a file's sections or a call's arguments, by the same names. Goes out: a Plan, which
-# everything after trusts.
-
-
 _COUNTED_DEVICES = frozenset({"cuda", "xpu", "hpu", "mlu", "mtia", "musa", "npu", "privateuseone"})
-"""Kinds of device of which a machine may have several: torch's own (torch.device) and those of its
-plug-ins."""
+"""Kinds of device that a machine may have several of. Source: torch.device, and torch's plug-ins."""
 
 
 def _check_device(value: str, info: ValidationInfo) -> str:
@@ -763,7 +731,7 @@ def _check_device(value: str, info: ValidationInfo) -> str:
         kind in _COUNTED_DEVICES and (index.isdecimal() or not colon)
     ):
         raise ValueError(f"must be auto, cpu, cuda, cuda:N, mps, xpu or xpu:N, but got {value!r}")
-    executor = info.data.get("executor")  # missing where it is wrong itself
+    executor = info.data.get("executor")  # missing if it is invalid itself
     if executor is not None and executor.kind == "ray" and colon:
         rule = "must name a kind of device with executor ray, which gives each rank a device of its host"
         raise ValueError(f"{rule}, but got {value!r}; write {kind}")
@@ -780,12 +748,12 @@ def _check_run_dir(value: object) -> object:
 
 
 class ReadOver(NamedTuple):
-    """Where a setting comes from that was read over from a framework's own file."""
+    """The origin of a setting that was read from a framework's file."""
 
     name: str
-    """The file's own name for it."""
+    """Name of the setting in the file."""
     optimizer: str | None = None
-    """The class of the optimizer that `fused` is of there; None: not known."""
+    """Class of the optimizer that `fused` belongs to; None: not known."""
 
 
 @validated_dataclass(
@@ -795,11 +763,10 @@ class ReadOver(NamedTuple):
     config=ConfigDict(extra="forbid", use_attribute_docstrings=True),
 )
 class Plan:
-    """Everything that a search is asked for."""
+    """A complete request for a search or a diagnosis."""
 
     name: Annotated[str, Field(exclude=True)]  # no key of the YAML file
-    """A few words for reports: the configuration file's name, the model's class, or the command's
-    script."""
+    """Name for reports: that of the configuration file, the model's class, or the script."""
     workload: Workload
     """the functions that make the model and the dataset, as workload.model and workload.dataset; or
     the command that trains, as workload.command"""
@@ -810,19 +777,19 @@ class Plan:
     search: SearchOptions = Field(default_factory=SearchOptions)
     executor: Executor = Field(default_factory=Executor)
     device: Annotated[str, Field(strict=True), AfterValidator(_check_device)] = "auto"
-    """torch's name for the device; "auto": the accelerator where there is one, else the CPU."""
+    """torch's name for the device; "auto": the accelerator if there is one, else the CPU."""
     run_dir: Annotated[Path | None, BeforeValidator(_check_run_dir)] = None
-    """None: a new folder below ./runs."""
+    """Run folder. None: a new folder in ./runs."""
     notes: Annotated[tuple[Note, ...], Field(exclude=True)] = ()  # no key of the YAML file
-    """What could not be taken over from a caller's own objects."""
+    """Notes on parts of the caller's objects that could not be taken over."""
     read_over: Annotated[Mapping[str, ReadOver], Field(exclude=True)] = Field(default_factory=dict)
-    """Settings of the baseline that a framework's own file says, and its user may never have
-    chosen; no key of the YAML file."""
+    """Settings of the baseline that come from a framework's file, so the user may never have chosen
+    them; no key of the YAML file."""
     policy: Annotated[Policy, SkipValidation, Field(exclude=True)] = (
         POLICY  # no key of the YAML file
     )
-    """Thresholds and shares of the search; tests and benchmarks vary them."""
+    """Thresholds of the search; tests and benchmarks vary them."""
     seed: Annotated[int, Field(strict=True, ge=0, lt=2**32)] = (
         0  # numpy.random.seed takes no larger one
     )
-    """Of the search's proposals, and of every trial."""
+    """Seed of the search and of every trial."""

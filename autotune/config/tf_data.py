@@ -1,13 +1,12 @@
-"""A tf.data pipeline as a dataset: built for a configuration's settings, its elements handed to torch.
+"""Load a tf.data pipeline as a dataset, with batches as torch tensors.
 
-Comes in: a function of the user's that builds the pipeline, and a configuration. Goes out: a
-loader, the same for trials and for the user's own loop. TensorFlow and torch are imported when a
-loader is made.
+Comes in: the user's function that builds the pipeline, and a configuration. Goes out: a loader, for
+trials and for the user's own loop. TensorFlow and torch are imported when a loader is made.
 
-What a DataLoader does by worker processes, tf.data does by threads: `num_workers` is the pipeline's
-num_parallel_calls, and as many threads of its own (the pool that pipelines share has one a core,
-too few for what waits); `prefetch_factor` is its prefetch buffer, in batches. A counter in front of
-that buffer says how many lie ready in it.
+tf.data uses threads in place of worker processes: `num_workers` is the pipeline's
+num_parallel_calls, with as many threads of its own (the shared pool has one per core, too few for
+calls that wait); `prefetch_factor` is its prefetch buffer, in batches. A counter in front of that
+buffer knows how many are ready.
 """
 
 from __future__ import annotations
@@ -27,22 +26,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TfData:
-    """A tf.data pipeline (and so one of TFDS) to train a torch model on, in place of a dataset.
+    """A tf.data pipeline, also one of TFDS, as the dataset of a torch model.
 
-    The settings of a DataLoader that have no meaning for it (collate_fn, sampler,
-    multiprocessing_context, ...) can't stand beside it: shuffling, batching, and what an element
-    is, are the pipeline's own. A group's ranks each build it: share the data out by
-    `dataset.shard(WORLD_SIZE, RANK)`, by the environment's variables of these names.
+    It draws and batches by itself: settings such as collate_fn, sampler and multiprocessing_context
+    can't be combined with it. Each rank of a group builds it, so shard the data by
+    `dataset.shard(WORLD_SIZE, RANK)`, from the environment variables of these names.
 
     Args:
-        build: build(batch_size, num_parallel_calls) -> tf.data.Dataset of batches.
-            `num_parallel_calls` goes to `map`
-            and `interleave` as it is: None is sequential, in tf.data's own words. (`interleave`
-                takes no more of them
-            than its cycle_length.) It prefetches no batches: that is put at its end.
+        build: build(batch_size, num_parallel_calls) -> tf.data.Dataset of batches. Pass
+            `num_parallel_calls` to `map` and `interleave`; None means sequential, as in tf.data.
+            (`interleave` uses at most cycle_length.) Do not prefetch: that is added at the end.
 
     Raises:
-        ConfigError: build is no function of these two, or tensorflow is not installed.
+        ConfigError: build does not take these two arguments, or tensorflow is not installed.
     """
 
     build: Callable[[int, int | None], Any]
@@ -66,10 +62,10 @@ class TfData:
             raise _not_installed()
 
     def loader(self, config: TrainingConfig) -> TfLoader:
-        """What trials train on in a configuration, for your own loop: batches of torch tensors, epoch after epoch.
+        """Return the loader that trials use, for your own loop: batches of torch tensors per epoch.
 
         Args:
-            config: A TrainingConfig, such as a search's `best` or what `autotune.load` reads.
+            config: A TrainingConfig, such as `result.best` or one from `autotune.load`.
 
         Raises:
             ConfigError: tensorflow is not installed or holds the GPU, or what build returns can't
@@ -78,11 +74,11 @@ class TfData:
         return TfLoader(self, config)
 
     def length(self, batch_size: int) -> int | None:
-        """Samples of an epoch; None where the pipeline does not know, does not end, or counts batches, not samples.
+        """Return the samples per epoch; None if unknown, infinite, or counted in batches.
 
         Args:
-            batch_size: What the pipeline is built for beside batches of one sample: both must agree
-                on the length.
+            batch_size: Second batch size to build the pipeline for, besides 1; both must agree on
+                the length.
         """
         _import_tensorflow()
         size = max(2, batch_size)
@@ -94,17 +90,16 @@ class TfData:
 
 
 class TfLoader:
-    """Batches of a pipeline as torch tensors, which share their memory with TensorFlow's.
+    """Batches of a pipeline as torch tensors, which share memory with TensorFlow's.
 
-    Texts become lists of bytes. Each iteration is an epoch. What training writes into a batch in
-    place is written into TensorFlow's tensor: it would show in a pipeline that caches whole
-    batches.
+    Strings become lists of bytes. Each iteration is an epoch. Training must not change a batch in
+    place if the pipeline caches whole batches.
 
     Args:
-        data: What builds the pipeline.
+        data: The pipeline's builder.
         config: The settings.
-        threads: Threads of the pipeline; None: as many as workers, and without workers those that
-            TensorFlow shares.
+        threads: Threads of the pipeline; None: num_workers, or TensorFlow's shared pool without
+            workers.
     """
 
     sampler = batch_sampler = collate_fn = None  # as of a DataLoader: the pipeline's own business
@@ -122,10 +117,10 @@ class TfLoader:
         count = int(pipeline.cardinality())
         self._batches = count if count >= 0 else None
         self.samples = 0
-        """Of the batch that was handed out last."""
+        """Samples in the batch returned last."""
         self._counted_by = _batch_tensor(tf, pipeline, self.batch_size)
         self._made = tf.Variable(0, dtype=tf.int64, trainable=False)
-        """Batches that have come to the prefetch buffer, of all epochs."""
+        """Batches that have reached the prefetch buffer, in all epochs."""
         self._is_tuple = type(pipeline.element_spec) is tuple
         threads = threads or self.num_workers or None
         options = _options(tf, pipeline, threads, in_order=self.in_order)
@@ -137,7 +132,7 @@ class TfLoader:
         return TfBatches(self, self._tf, self._pipeline, self._made)
 
     def note_samples(self, element: Any) -> None:
-        """Note how many samples an element of TensorFlow's has."""
+        """Record the number of samples in an element."""
         shape = self._tf.nest.flatten(element)[self._counted_by].shape
         self.samples = int(shape[0]) if shape.rank else 1
 
@@ -148,7 +143,7 @@ class TfLoader:
 
     @property
     def queue_capacity(self) -> int:
-        """Batches that may lie ready at most: those of the prefetch buffer, and one of each parallel call."""
+        """Most batches that can be ready: those of the prefetch buffer, and one per parallel call."""
         return 0 if self.prefetch_factor is None else self.prefetch_factor + self.num_workers
 
     def _counted(self, *element: Any) -> Any:
@@ -160,7 +155,7 @@ class TfLoader:
 
 
 class TfBatches:
-    """The batches of one epoch, and how many lie ready."""
+    """The batches of one epoch, with the number that are ready."""
 
     def __init__(self, loader: TfLoader, tf: Any, pipeline: Any, made: Any) -> None:
         self._loader = loader
@@ -178,11 +173,11 @@ class TfBatches:
         return self._tf.nest.map_structure(self._as_torch, element)
 
     def ready(self) -> int:
-        """Batches in the prefetch buffer; 0 where there is none."""
+        """Batches in the prefetch buffer; 0 without one."""
         return max(0, int(self._made.numpy()) - self._taken)
 
     def close(self) -> None:
-        """End the pipeline's threads; waits for the calls that run in them."""
+        """Stop the pipeline's threads after waiting for running calls."""
         self._elements = iter(())
 
     def _as_torch(self, tensor: Any) -> Any:
@@ -201,7 +196,7 @@ class TfBatches:
 
 
 def _options(tf: Any, pipeline: Any, threads: int | None, *, in_order: bool) -> Any:
-    """The options of a pipeline whose buffers are those that are set, and no others; the user's own stay as they are.
+    """Return options that keep TensorFlow from adding buffers; the user's own options stay.
 
     Source: tf.data.experimental.OptimizationOptions.inject_prefetch, on by default.
     """
@@ -215,10 +210,10 @@ def _options(tf: Any, pipeline: Any, threads: int | None, *, in_order: bool) -> 
 
 
 def _check(tf: Any, pipeline: Any, batch_size: int) -> None:
-    """Refuse what can't be trained on.
+    """Check that a pipeline can be trained on.
 
     Raises:
-        ConfigError: it is no pipeline of batches of tensors, or prefetches batches itself.
+        ConfigError: It is not a pipeline of batches of tensors, or prefetches batches itself.
     """
     rule = "TfData's build must return a tf.data.Dataset of batches of tensors"
     if not isinstance(pipeline, tf.data.Dataset):
@@ -245,7 +240,7 @@ def _check(tf: Any, pipeline: Any, batch_size: int) -> None:
 
 
 def _first_sizes(specs: list[Any]) -> list[int | None]:
-    """The first dimension of each tensor; None where it varies, 0 where there is none."""
+    """Return the first dimension of each tensor; None if it varies, 0 if there is none."""
     return [
         None if spec.shape.rank is None else spec.shape[0] if spec.shape.rank else 0
         for spec in specs
@@ -253,16 +248,16 @@ def _first_sizes(specs: list[Any]) -> list[int | None]:
 
 
 def _batch_tensor(tf: Any, pipeline: Any, batch_size: int) -> int:
-    """Which of an element's tensors, in order, tells its samples.
+    """Return the index of the tensor whose first dimension is the number of samples.
 
-    One that always has the batch size, if there is one: what varies beside it is of another kind.
+    A tensor that always has the batch size is preferred to those that vary.
     """
     sizes = _first_sizes(tf.nest.flatten(pipeline.element_spec))
     return sizes.index(batch_size if batch_size in sizes else None)
 
 
 def _behind_batches(pipeline: Any) -> Iterator[Any]:
-    """The parts of a pipeline that hand on whole batches, the last one first."""
+    """Yield the operations of a pipeline that pass on whole batches, the last one first."""
     yield pipeline
     if not any(maker in type(pipeline).__name__.replace("Unbatch", "") for maker in _BATCH_MAKERS):
         for part in pipeline._inputs():  # noqa: SLF001 - no public way to them
@@ -270,14 +265,14 @@ def _behind_batches(pipeline: Any) -> Iterator[Any]:
 
 
 _BATCH_MAKERS = ("Batch", "batch", "FlatMap", "Interleave", "GroupByWindow")
-"""Of class names: what comes before such a part may be no batches yet."""
+"""Parts of class names of operations before which elements may not be batches."""
 
 
 def _import_tensorflow() -> Any:
-    """TensorFlow, which leaves the GPU to torch: it would take nearly all of its memory.
+    """Import TensorFlow without access to the GPU, whose memory it would take.
 
     Raises:
-        ConfigError: it is not installed, or has the GPU already.
+        ConfigError: It is not installed, or uses the GPU already.
     """
     if find_spec("tensorflow") is None:
         raise _not_installed()

@@ -1,8 +1,8 @@
-"""`TrainingConfig`: every setting that is searched, with the combinations that contradict each other.
+"""`TrainingConfig`: the settings of one training run, and the combinations that contradict each other.
 
-The same object is proposed, run, stored, recommended and exported. Its methods for a user's own
-loop (`prepare`, `loader`, `autocast`, ...) import `autotune.apply` and `autotune.export` when they
-are called.
+The same type is proposed, run, stored, recommended and exported. Its methods for a user's own
+loop (`prepare`, `loader`, `autocast`, ...) import `autotune.apply` and `autotune.export`, and with
+them torch, when they are called.
 """
 
 from __future__ import annotations
@@ -26,15 +26,10 @@ if TYPE_CHECKING:
     from autotune.export.table import Export
 
 
-# DdpConfig: the arguments of DistributedDataParallel that are settings here.
-#
-# Part of a TrainingConfig; a model is wrapped with them in applied/parallel.
-
-
 TORCH_BUCKET_CAP_MB = 25.0
-"""DistributedDataParallel's own, where no bucket_cap_mb is given."""
+"""Default bucket_cap_mb of DistributedDataParallel, in MiB."""
 TORCH_FIRST_BUCKET_MB = 1.0
-"""Its first bucket, where no bucket_cap_mb is given: torch.distributed._DEFAULT_FIRST_BUCKET_BYTES."""
+"""Default size of its first bucket, in MiB: torch.distributed._DEFAULT_FIRST_BUCKET_BYTES."""
 
 _Flag = Annotated[bool, Field(strict=True)]
 _Megabytes = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -44,40 +39,37 @@ class DdpConfig(FrozenModel):
     """Arguments of torch.nn.parallel.DistributedDataParallel, under its own names."""
 
     bucket_cap_mb: _Megabytes | None = None
-    """Size of a gradient bucket in MiB; None: torch's own (25)."""
+    """Size of a gradient bucket in MiB. None: torch's default (25)."""
     first_bucket_mb: _Megabytes | None = None
-    """Size of the bucket that is exchanged first; None: torch's own (1, or bucket_cap_mb where that
-    is given)."""
+    """Size of the first bucket in MiB. None: torch's default (1, or bucket_cap_mb if given)."""
     gradient_as_bucket_view: _Flag = False
-    """Let gradients be views into the buckets; saves about the gradients' size."""
+    """Make gradients views into the buckets, which saves about their size in memory."""
     static_graph: _Flag = False
     """Promise that every iteration uses the same graph."""
     find_unused_parameters: _Flag = False
-    """Look for parameters that got no gradient, each iteration."""
+    """Search for parameters without a gradient in each iteration."""
     broadcast_buffers: _Flag = True
-    """Send rank 0's buffers to the others before each forward pass."""
+    """Send rank 0's buffers to the other ranks before each forward pass."""
     comm_hook: Literal["fp16", "bf16", "powersgd"] | None = None
-    """Compression of the gradients on their way."""
+    """Compression of the gradients that ranks exchange."""
 
 
-# Settings that contradict each other on any machine, with any workload.
-#
-# Comes in: the settings that the rule is about. Goes out: the rule, the values and the remedy, or
-# None. What depends on the machine or the workload stands in space/constraints.
+# Rules that hold on any machine, for any workload. Those that depend on either are in
+# space/constraints.
 
 
 NEUTRAL_WITHOUT_WORKERS = {
     setting.name: setting.neutral for setting in SETTINGS if setting.needs == "num_workers"
 }
-"""Settings that only loader workers use, and the one value of each without workers."""
+"""Settings that only loader workers use, each with the value that it must have without workers."""
 _NEEDED = {"num_workers": "loader workers", "compile": "compile: true"}
 
 
 def needs_contradiction(settings: Mapping[str, object]) -> str | None:
-    """Return the reason why a setting can't stand without the one that it needs, or None.
+    """Return why a setting lacks another one that it needs, or None.
 
     Args:
-        settings: All of a TrainingConfig's, by name.
+        settings: All fields of a TrainingConfig, by name.
     """
     for setting in SETTINGS:
         name = setting.name
@@ -92,17 +84,20 @@ def needs_contradiction(settings: Mapping[str, object]) -> str | None:
 
 
 def strategy_contradiction(settings: Mapping[str, Any]) -> str | None:
-    """Return the reason why a strategy can't have the other settings, all by their names; None where it can.
+    """Return why the strategy contradicts another setting, or None.
 
-    Source on compiling under DataParallel: torch compiles the frames of the thread that has entered
-    the compiled module (set_eval_frame, torch/csrc/dynamo/eval_frame.c), and replicas run in other
+    Source on compiling under DataParallel: torch compiles the frames of the thread that entered
+    the compiled module (set_eval_frame, torch/csrc/dynamo/eval_frame.c), but replicas run in other
     threads (torch/nn/parallel/parallel_apply.py); "it falls back to the non-compile speed",
-    pytorch/pytorch#94636. A module that is compiled first and replicated then runs on the first
-    device's weights: its forward is bound to it (Module._replicate_for_data_parallel).
+    pytorch/pytorch#94636. A module that is compiled before it is replicated uses the first device's
+    weights on all: its forward is bound to it (Module._replicate_for_data_parallel).
+
+    Args:
+        settings: All fields of a TrainingConfig, by name.
     """
-    strategy, world_size, grad_accum_steps = (
-        settings[name] for name in ("strategy", "world_size", "grad_accum_steps")
-    )
+    strategy = settings["strategy"]
+    world_size = settings["world_size"]
+    grad_accum_steps = settings["grad_accum_steps"]
     ddp: DdpConfig | None = settings["ddp"]
     if strategy == "single" and world_size != 1:
         return f"strategy 'single' has one rank, but got world_size={world_size}; set strategy: ddp"
@@ -123,26 +118,18 @@ def strategy_contradiction(settings: Mapping[str, Any]) -> str | None:
     return None
 
 
-# TrainingConfig: the settings of one training run, proposed, run, stored, recommended and exported
-# as one type.
-#
-# Comes in: a user's mapping, a study's proposal or a recommended.yaml. Goes out: to a trial, and to
-# the user's own loop through `dataloader_kwargs`, `prepare`, `to_device` and `accumulator`, which
-# do what trials do (applied/) and import torch when they are called.
-
-
 AmpDtype = Literal["float32", "tf32", "bfloat16", "float16"]
 AMP_DTYPES: tuple[AmpDtype, ...] = get_args(AmpDtype)
-"""From the most to the least exact."""
+"""Precisions, from the most to the least exact."""
 
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
-"""torch.compile's own names."""
+"""Modes of torch.compile."""
 _GRAPH_MODES = frozenset({"reduce-overhead", "max-autotune"})
 NumaBinding = Literal["node", "exclusive"]
-"""Names of torchrun's --numa-binding."""
+"""Values of torchrun's --numa-binding."""
 
 TORCH_PREFETCH_FACTOR = 2
-"""torch.utils.data.DataLoader's own, where workers load and None is given."""
+"""Default prefetch_factor of torch.utils.data.DataLoader with workers."""
 
 _Count = Annotated[int, Field(strict=True, ge=1)]
 _CountOrZero = Annotated[int, Field(strict=True, ge=0)]
@@ -150,67 +137,73 @@ _AUTOCAST = frozenset({"bfloat16", "float16"})
 
 
 class TrainingConfig(FrozenModel):
-    """The settings of one training run. Equal settings are equal objects.
+    """The settings that autotune tunes: batch, precision, data loading, compilation, devices.
+
+    A search returns one as `result.best`. Use it in your own loop, or export it with `to`:
+
+        model = config.prepare(model)
+        optimizer = torch.optim.AdamW(model.parameters(), **config.optimizer_kwargs())
+        loader = DataLoader(dataset, shuffle=True, **config.dataloader_kwargs())
+
+    Configurations are immutable; equal settings are equal objects.
 
     Raises:
-        pydantic.ValidationError: a value is out of its range, or two settings contradict each
-            other.
+        pydantic.ValidationError: A value is out of range, or two settings contradict each other.
     """
 
     micro_batch_size: _Count = 32
-    """Samples of one forward and backward pass, on one rank."""
+    """Samples per forward and backward pass on one rank."""
     max_tokens: _Count | None = None
-    """Tokens of one such batch, padding included, that a token-budget batch sampler fills; None: no
-    budget. `micro_batch_size` is then what such a batch holds on average."""
+    """Tokens per batch, padding included, for a token-budget batch sampler; None: no budget. With a
+    budget, `micro_batch_size` is the average number of samples in such a batch."""
     grad_accum_steps: _Count = 1
-    """Forward and backward passes for one optimizer step."""
+    """Forward and backward passes per optimizer step."""
     lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-3
     """Learning rate of the optimizer."""
     amp_dtype: AmpDtype = "float32"
-    """Precision of the computation: float32 leaves torch's defaults, tf32 allows TF32 in matmuls
-    and convolutions, bfloat16 and float16 run under autocast, float16 with a GradScaler."""
+    """Precision: float32 leaves torch's defaults; tf32 allows TF32 in matmuls and convolutions;
+    bfloat16 and float16 use autocast, float16 with a GradScaler."""
     num_workers: _CountOrZero = 0
     """Loader processes; 0: the training process loads."""
     prefetch_factor: _Count | None = None
-    """Batches that each worker prepares in advance; None: torch's own (2), the only value without
-    workers."""
+    """Batches that each worker loads in advance; None: torch's default (2), and the only value
+    without workers."""
     persistent_workers: _Flag = False
-    """Keep the workers from one epoch to the next."""
+    """Keep the workers between epochs."""
     pin_memory: _Flag = False
-    """Page-locked batches, copied to the device with non_blocking=True."""
+    """Load into page-locked memory, and copy to the device with non_blocking=True."""
     in_order: _Flag = True
-    """Batches in the sampler's order; False: in the order in which workers finish them, so that a
-    slow one holds up no other, and two runs of one seed are not alike bit for bit."""
+    """Return batches in the sampler's order. False: as workers finish them, so that a slow one
+    delays no other; two runs with one seed then differ."""
     multiprocessing_context: Literal["fork", "forkserver", "spawn"] | None = None
-    """How loader workers start; None: your loader's own or torch's. Workers that are not forked
-    start more slowly, and in your own loop the dataset must be picklable for them."""
+    """Start method of loader workers; None: your loader's or torch's default. Other methods than
+    fork start more slowly, and need a dataset that can be pickled."""
     worker_threads: _Count | None = None
-    """Threads of one operation in each loader worker, of torch, OpenCV, BLAS and OpenMP; None: as
-    these have it, which is one for torch and one a core for the others. In forked workers torch
-    keeps its one."""
+    """Threads per operation in each loader worker, for torch, OpenCV, BLAS and OpenMP; None: their
+    defaults, one for torch and one per core for the others. In forked workers torch always has
+    one."""
     channels_last: _Flag = False
-    """Keep 4-D tensors of the model and the batch in channels-last layout."""
+    """Keep 4-D tensors of model and batch in channels-last memory format."""
     compile: _Flag = False
-    """Run the model through torch.compile."""
+    """Compile the model with torch.compile."""
     compile_mode: CompileMode = "default"
-    """torch.compile's mode; reduce-overhead records CUDA graphs."""
+    """Mode of torch.compile; reduce-overhead records CUDA graphs."""
     cudnn_benchmark: _Flag = False
-    """Time cuDNN's algorithms for each new shape, and take the fastest
+    """Let cuDNN time its algorithms for each new shape and use the fastest
     (torch.backends.cudnn.benchmark)."""
     fused: _Flag = False
-    """The optimizer's fused implementation, all of a step in one kernel; False: not fused."""
+    """Use the optimizer's fused implementation: one kernel for the whole step."""
     intra_op_threads: _Count | None = None
-    """Threads of one operation on the CPU (torch.set_num_threads); None: torch's own."""
+    """CPU threads per operation (torch.set_num_threads); None: torch's default."""
     world_size: _Count = 1
-    """Ranks, each a process with a device of its own."""
+    """Number of ranks, each with its own device."""
     strategy: Literal["single", "dp", "ddp"] = "single"
-    """One device, DataParallel, or DistributedDataParallel. A model in DataParallel can't be
-    compiled."""
+    """One device, DataParallel, or DistributedDataParallel. DataParallel can't be compiled."""
     ddp: DdpConfig | None = None
-    """Arguments of DistributedDataParallel; None: torch's own."""
+    """Arguments of DistributedDataParallel; None: torch's defaults."""
     numa_binding: NumaBinding | None = None
-    """Cores that a rank and its workers stay on: those of its device's NUMA node, or a share of
-    these of its own; None: all."""
+    """Cores for a rank and its workers: all of its device's NUMA node ("node"), or a share of them
+    for itself ("exclusive"); None: all cores."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -222,37 +215,35 @@ class TrainingConfig(FrozenModel):
 
     @property
     def by_name(self) -> dict[str, Any]:
-        """The values by the names of settings_table: DistributedDataParallel's as "ddp.static_graph", without `ddp`."""
+        """Values by the names in settings_table; `ddp` is flattened to "ddp.static_graph" and so on."""
         values = self.model_dump(exclude={"ddp"})
         ddp = self.ddp or DdpConfig()
         return values | {f"{DDP_PREFIX}{name}": value for name, value in ddp.model_dump().items()}
 
     @property
     def process_count(self) -> int:
-        """Processes that train side by side: one a rank under ddp, one otherwise."""
+        """Number of training processes: one per rank under ddp, else one."""
         return self.world_size if self.strategy == "ddp" else 1
 
     @property
     def loader_batch_size(self) -> int:
-        """Samples of a batch that one process loads: under dp the one process loads for all of its devices."""
+        """Samples in a batch that one process loads; under dp it loads for all devices."""
         return self.micro_batch_size * self.world_size // self.process_count
 
     @property
     def loader_max_tokens(self) -> int | None:
-        """Tokens of a batch that one process loads; None without a token budget."""
-        return (
-            None
-            if self.max_tokens is None
-            else self.max_tokens * self.world_size // self.process_count
-        )
+        """Tokens in a batch that one process loads; None without a token budget."""
+        if self.max_tokens is None:
+            return None
+        return self.max_tokens * self.world_size // self.process_count
 
     @property
     def global_batch_size(self) -> int:
-        """Samples of one optimizer step, over all ranks; with a token budget on average."""
+        """Samples per optimizer step over all ranks; an average with a token budget."""
         return self.micro_batch_size * self.grad_accum_steps * self.world_size
 
     def global_batch_ratio(self, other: TrainingConfig) -> float:
-        """This global batch over another one: in tokens where both have a token budget, else in samples."""
+        """Return this global batch divided by another's, in tokens if both have a budget, else in samples."""
         if self.max_tokens is None or other.max_tokens is None:
             return self.global_batch_size / other.global_batch_size
         own = self.max_tokens * self.grad_accum_steps * self.world_size
@@ -260,50 +251,50 @@ class TrainingConfig(FrozenModel):
 
     @property
     def records_graphs(self) -> bool:
-        """Whether torch.compile records CUDA graphs, where the device has them. Source: torch.compile, its modes."""
+        """True if torch.compile records CUDA graphs on a device that has them."""
         return self.compile and self.compile_mode in _GRAPH_MODES
 
     @property
     def loader_settings(self) -> dict[str, object]:
-        """The settings that a DataLoader takes under their own names."""
+        """Settings that are arguments of a DataLoader, by its names."""
         return {name: getattr(self, name) for name in LOADER_ARGUMENTS}
 
     @property
     def batches_per_worker(self) -> int:
-        """Batches that each worker prepares in advance, torch's number where none is given; 0 without workers."""
-        return (self.prefetch_factor or TORCH_PREFETCH_FACTOR) if self.num_workers else 0
+        """Batches that each worker loads in advance; 0 without workers."""
+        if self.num_workers == 0:
+            return 0
+        return self.prefetch_factor or TORCH_PREFETCH_FACTOR
 
     def dataloader_kwargs(
         self, worker_init_fn: Callable[[int], None] | None = None
     ) -> dict[str, Any]:
-        """Arguments for torch.utils.data.DataLoader in each process: under dp, `batch_size` is that of all devices.
+        """Return the arguments for torch.utils.data.DataLoader in each training process.
 
-        With a token budget there is no `batch_size`, which a DataLoader refuses beside the batch
-        sampler that `max_tokens` goes to. With `worker_threads` there is a `worker_init_fn`, which
-        sets them.
+        Under dp, `batch_size` counts the samples for all devices. With a token budget it is left
+        out: pass `max_tokens` to your batch sampler.
 
         Args:
-            worker_init_fn: Your own, which a DataLoader can't be given twice: it runs in each
-                worker after that.
+            worker_init_fn: Your own function; it runs after the one that sets `worker_threads`.
         """
-        size = {} if self.max_tokens is not None else {"batch_size": self.loader_batch_size}
-        settings = self.loader_settings
-        if settings["multiprocessing_context"] is None:  # yours, or torch's default
-            del settings["multiprocessing_context"]
-        return {**size, **settings, **self._worker_init(worker_init_fn)}
+        arguments = self.loader_settings
+        if self.multiprocessing_context is None:  # yours, or torch's default
+            del arguments["multiprocessing_context"]
+        if self.max_tokens is None:
+            arguments = {"batch_size": self.loader_batch_size, **arguments}
+        if self.worker_threads is not None:
+            from autotune.apply.cores import limited
 
-    def _worker_init(self, own: Callable[[int], None] | None) -> dict[str, Any]:
-        if self.worker_threads is None:
-            return {} if own is None else {"worker_init_fn": own}
-        from autotune.apply.cores import limited
-
-        return {"worker_init_fn": limited(own, self.worker_threads)}
+            worker_init_fn = limited(worker_init_fn, self.worker_threads)
+        if worker_init_fn is not None:
+            arguments["worker_init_fn"] = worker_init_fn
+        return arguments
 
     def loader(self, loader: DataLoader[Any]) -> DataLoader[Any]:
-        """A copy of your DataLoader with these settings, as trials load by; all else is as in yours.
+        """Return a copy of your DataLoader with these settings, as trials use it.
 
-        Its batch size changes where the loader makes its batches itself: not with a batch sampler
-        of your own, nor where the dataset makes them. The sampler of each rank remains with you.
+        The batch size changes only if the loader itself makes the batches, not a batch sampler of
+        yours or the dataset. With several ranks, you provide the DistributedSampler.
         """
         from autotune.apply.loader import inner_loader, loader_like
 
@@ -313,28 +304,25 @@ class TrainingConfig(FrozenModel):
         )
 
     def prepare(self, model: nn.Module, device: str | torch.device | None = None) -> nn.Module:
-        """The model as trials train it, and this process set up as theirs.
+        """Return the model as trials train it, and set up this process like a trial's.
 
-        The model is moved to the device and into its layout, in place. Handed on is what to call:
-        under strategy ddp the model in DistributedDataParallel, under dp in DataParallel, compiled
-        if asked. Make the optimizer afterwards. The current device, the threads of an operation,
-        cuDNN's benchmark and, with tf32, the precision of float32 products are set for the whole
-        process, and stay: prepare one configuration a process. Where `cudnn_benchmark` is False,
-        the switch stays as your own code has it; trials had it off. Trials call `model.train()`;
-        here the model keeps its mode. What remains with you is each rank's DistributedSampler, and
-        starting training with the malloc that trials had (the head of recommended.yaml says how).
+        The model is moved to the device and into its memory format in place, then wrapped
+        (DistributedDataParallel or DataParallel) and compiled as the settings say. Make the
+        optimizer afterwards. Also set for the whole process, and not restored: the current device,
+        the threads per operation, cuDNN's benchmark (left as it is if `cudnn_benchmark` is False)
+        and, with tf32, the precision of float32 products. So prepare one configuration per process.
 
-        With `compile`, TORCHINDUCTOR_CACHE_DIR is set unless you have set it, to the folder in
-        which trials have compiled: what they have compiled is not compiled again.
+        You still provide each rank's DistributedSampler, call `model.train()`, and start training
+        with the trials' malloc settings (see the head of recommended.yaml). With `compile`, the
+        trials' compile cache is reused unless you have set TORCHINDUCTOR_CACHE_DIR.
 
         Args:
-            model: The model, uncompiled and in no wrapper.
-            device: Such as "cuda:0"; None: the accelerator's current device, for a rank of torchrun
-                that of its LOCAL_RANK, and the CPU where there is no accelerator.
+            model: The model, neither compiled nor wrapped.
+            device: A device such as "cuda:0". None: the accelerator's current device, or that of
+                LOCAL_RANK under torchrun; the CPU without an accelerator.
 
         Raises:
-            ConfigError: a process group is open, and is of another size than this configuration has
-                processes.
+            ConfigError: A process group of another size than this configuration's is open.
             RuntimeError, ValueError: torch has no such device, or under ddp no process group is
                 open (see torch.distributed.init_process_group).
         """
@@ -345,26 +333,25 @@ class TrainingConfig(FrozenModel):
     def arrange(
         self, model: nn.Module, device: torch.device, *, is_trial: bool = False
     ) -> nn.Module:
-        """The part of `prepare` that is the model's: device, layout, strategy, compilation.
+        """Move, wrap and compile the model: the part of `prepare` that changes no process state.
 
         Args:
             model: As in `prepare`.
-            device: Where it shall lie.
-            is_trial: The hook powersgd compresses from the third step on, since a trial ends before
-                torch would begin.
+            device: The device to move it to.
+            is_trial: Start powersgd's compression at the third step, as a trial ends before torch
+                would start it.
         """
         from autotune.apply.prepare import arranged
 
         return arranged(self, model, device, is_trial=is_trial)
 
     def to_device(self, batch: Any, device: str | torch.device | None = None) -> Any:
-        """A batch on the device, in this layout; copies from pinned memory don't block.
+        """Return a batch on the device, in this memory format; copies from pinned memory don't block.
 
         Args:
-            batch: What the loader hands on: a tensor, a container of them (mapping, tuple, list,
-                dataclass), or an object with a method `to`, which is asked to move itself.
-            device: What `prepare` was given, where that was the CPU beside an accelerator; None:
-                the current device, which `prepare` has set.
+            batch: A tensor, a container of tensors (mapping, tuple, list, dataclass), or an object
+                with a method `to`.
+            device: The device given to `prepare`. None: the current device, which `prepare` set.
         """
         import torch
 
@@ -375,8 +362,10 @@ class TrainingConfig(FrozenModel):
         return moved(batch, place, channels_last=self.channels_last, non_blocking=self.pin_memory)
 
     def optimizer_kwargs(self) -> dict[str, Any]:
-        """Arguments for your optimizer: `lr`, and `fused` where it is on; an optimizer of torch's takes both."""
-        return {"lr": self.lr, **({"fused": True} if self.fused else {})}
+        """Return the arguments for an optimizer of torch: `lr`, and `fused` if it is on."""
+        if self.fused:
+            return {"lr": self.lr, "fused": True}
+        return {"lr": self.lr}
 
     def accumulator(
         self,
@@ -386,41 +375,45 @@ class TrainingConfig(FrozenModel):
         device: str | torch.device | None = None,
         scaler: torch.amp.GradScaler | None = None,
     ) -> Accumulator:
-        """What runs backward passes and the optimizer's steps as trials do: see Accumulator for the loop.
+        """Return an Accumulator, which runs backward passes and optimizer steps as trials do.
 
         Args:
-            model: What `prepare` has handed on.
-            optimizer: Over its parameters, made with `optimizer_kwargs`.
-            device: Where it trains; None: where the model's first parameter lies.
-            scaler: A GradScaler of your own for float16; None: `grad_scaler`.
+            model: The model that `prepare` returned.
+            optimizer: An optimizer of its parameters, made with `optimizer_kwargs`.
+            device: The training device; None: that of the model's first parameter.
+            scaler: Your own GradScaler for float16; None: one from `grad_scaler`.
         """
         import torch
 
         from autotune.apply.prepare import Accumulator
 
         place = device or next((parameter.device for parameter in model.parameters()), "cpu")
-        is_synced = self.strategy == "ddp" and not (self.ddp is not None and self.ddp.static_graph)
+        is_static = self.ddp is not None and self.ddp.static_graph
+        # A compiled model passes no_sync on.
+        no_sync = None
+        if self.strategy == "ddp" and not is_static:
+            no_sync = getattr(model, "no_sync", None)
         return Accumulator(
             optimizer=optimizer,
             scaler=scaler or self.grad_scaler(place),
             steps=self.grad_accum_steps,
             device_type=torch.device(place).type,
             autocast=partial(self.autocast, place) if self.amp_dtype in _AUTOCAST else None,
-            no_sync=getattr(model, "no_sync", None)
-            if is_synced
-            else None,  # a compiled model hands it on
+            no_sync=no_sync,
             gathers=self.strategy == "dp",
             records_graphs=self.records_graphs and torch.device(place).type == "cuda",
         )
 
     def autocast(self, device: str | torch.device) -> AbstractContextManager[Any]:
-        """A context for forward pass and loss in this precision, on a device such as "cuda:0"; may be entered again.
+        """Return a reusable context for forward pass and loss in this precision.
 
-        float32 changes nothing. tf32 sets torch's precision of float32 products for the whole
-        process while it is entered; enter it once, around the whole loop, backward passes too, or
-        call `prepare`, which sets it for good. Under strategy dp the model must come from
-        `prepare`: torch's own DataParallel takes float16 in its threads, whatever it is called
-        under.
+        float32 changes nothing. tf32 sets the precision of float32 products for the whole process
+        while it is active: enter it once around the whole loop, backward passes included, or call
+        `prepare`, which sets it for good. Under dp the model must come from `prepare`, since
+        torch's DataParallel always uses float16 in its threads.
+
+        Args:
+            device: The training device, such as "cuda:0".
         """
         import torch
 
@@ -434,24 +427,28 @@ class TrainingConfig(FrozenModel):
         return torch.autocast(device_type, dtype=getattr(torch, self.amp_dtype))
 
     def grad_scaler(self, device: str | torch.device) -> torch.amp.GradScaler:
-        """A GradScaler for this precision: active for float16, a pass-through otherwise."""
+        """Return a GradScaler for this precision: active for float16, else a pass-through."""
         import torch
 
         return torch.amp.GradScaler(torch.device(device).type, enabled=self.amp_dtype == "float16")
 
     def to(self, target: str, *, device: str | None = None, optimizer: str | None = None) -> Export:
-        """These settings for another framework: `.text`, `.settings`, and what is `.dropped` or differs (`.defaults`).
+        """Return these settings as another framework takes them.
 
         Args:
             target: One of hf, accelerate, lightning, deepspeed, torchrun, timm, axolotl,
                 ultralytics and composer.
-            device: Where it shall train, such as "cpu": some frameworks must be told. None: on
-                their own choice.
-            optimizer: The class of your optimizer, such as "AdamW", for a target that takes no `lr`
-                without.
+            device: The training device, such as "cpu", which some frameworks need to know; None:
+                the framework chooses.
+            optimizer: The class of your optimizer, such as "AdamW", which some frameworks need for
+                `lr`.
+
+        Returns:
+            The text for the framework, and lists of the settings that it can't take and of its
+            defaults that differ from trials.
 
         Raises:
-            ConfigError: there is no such target.
+            ConfigError: There is no such target.
         """
         from autotune.export.registry import export_to
 
@@ -461,7 +458,6 @@ class TrainingConfig(FrozenModel):
 LOADER_ARGUMENTS = tuple(
     name for name in TrainingConfig.model_fields if BY_NAME[name].is_loader_argument
 )
-"""Arguments of torch.utils.data.DataLoader that are settings here, under their own names."""
+"""Settings that are arguments of torch.utils.data.DataLoader, by its names."""
 LOADER_SETTINGS = tuple(name for name in TrainingConfig.model_fields if BY_NAME[name].is_of_loader)
-"""Settings of the loader alone: all others are the step's, but for `numa_binding`, which places
-both."""
+"""Settings that affect the loader and not the step."""

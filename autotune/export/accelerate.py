@@ -1,6 +1,7 @@
-"""accelerate's configuration file (`accelerate launch --config_file`), both ways, with the lines that a script takes.
+"""Export to and read from accelerate's configuration file (`accelerate launch --config_file`).
 
-The file knows processes, precision and compilation; it refuses names that it does not know. Source:
+The file has processes, precision and compilation, and accelerate refuses unknown names; comments
+hold the lines for the script. Source:
 accelerate/commands/config/config_args.py and utils/dataclasses.py, 1.15.
 """
 
@@ -49,21 +50,17 @@ ACCELERATE = Table(
     },
     is_silent_on=frozenset(
         {
-            *(
-                "compute_environment",
-                "debug",
-                "downcast_bf16",
-                "gpu_ids",
-                "machine_rank",
-                "main_process_ip",
-            ),
-            *(
-                "main_process_port",
-                "main_training_function",
-                "num_machines",
-                "rdzv_backend",
-                "same_network",
-            ),
+            "compute_environment",
+            "debug",
+            "downcast_bf16",
+            "gpu_ids",
+            "machine_rank",
+            "main_process_ip",
+            "main_process_port",
+            "main_training_function",
+            "num_machines",
+            "rdzv_backend",
+            "same_network",
         }
     ),
 )
@@ -77,7 +74,7 @@ _GROUPS = {
     "MULTI_HPU",
     "MULTI_MUSA",
 }
-"""What accelerate calls DistributedDataParallel, by device. Source: DistributedType in its
+"""accelerate's names of DistributedDataParallel on each device. Source: DistributedType in its
 utils/dataclasses.py."""
 _OF_DEVICES = {
     "cpu": "MULTI_CPU",
@@ -96,7 +93,7 @@ _COMPILED = {"dynamo_backend": "INDUCTOR"}
 
 
 def to_accelerate(found: Wanted) -> Export:
-    """The configuration file, with comments for the script."""
+    """Return the configuration file, with the lines for the script as comments."""
     is_group = found.processes > 1
     settings: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
@@ -114,12 +111,12 @@ def to_accelerate(found: Wanted) -> Export:
     text = as_yaml(settings) + as_comment(
         ["", "The rest stands in your script:", "", *_lines(found)]
     )
-    on_cpu = (
-        {"world_size": _MANY_ON_CPU.format(found.processes)}
-        if is_group and found.device == "cpu"
-        else {}
-    )
-    but = "world_size compile compile_mode" + " numa_binding" * _binds(found)
+    on_cpu = {}
+    if is_group and found.device == "cpu":
+        on_cpu["world_size"] = _MANY_ON_CPU.format(found.processes)
+    but = ["world_size", "compile", "compile_mode"]
+    if _binds(found):
+        but.append("numa_binding")
     lost = dropped(found, ACCELERATE, also=on_cpu, but=but)
     return Export(
         target="accelerate",
@@ -131,7 +128,7 @@ def to_accelerate(found: Wanted) -> Export:
 
 
 def from_accelerate(given: Mapping[str, Any]) -> Reading:
-    """A configuration file: processes, precision and compilation."""
+    """Read a configuration file: processes, precision and compilation."""
     plain = dict(given)
     is_bound = file_value(plain.pop("enable_cpu_affinity", False), "flag") is True
     kind = plain.pop("distributed_type", None)
@@ -173,19 +170,17 @@ def from_accelerate(given: Mapping[str, Any]) -> Reading:
 
 
 def _binds(found: Wanted) -> bool:
-    """Whether it binds processes as trials were: to the cores beside a GPU, by NVML (utils/environment.py)."""
+    """Return True if it can bind processes as in trials: next to a GPU, by NVML (utils/environment.py)."""
     return bool(found["numa_binding"] == "node") and found.device in {None, "cuda"}
 
 
 def ddp_handler(found: Wanted) -> dict[str, Any]:
-    """Arguments of accelerate's DistributedDataParallelKwargs that are not its defaults."""
+    """Return the arguments of accelerate's DistributedDataParallelKwargs that differ from its defaults."""
     arguments = found.ddp
     hook = found["ddp.comm_hook"]
-    return (
-        arguments
-        if hook is None
-        else {**arguments, "comm_hook": Code(f"DDPCommunicationHookType.{_HOOKS[hook]}")}
-    )
+    if hook is not None:
+        arguments["comm_hook"] = Code(f"DDPCommunicationHookType.{_HOOKS[hook]}")
+    return arguments
 
 
 def _lines(found: Wanted) -> Iterator[str]:
@@ -225,12 +220,9 @@ def _defaults(found: Wanted) -> Iterator[Differing]:
         )
     if found.processes > 1:
         reason = "true: samples are repeated where ranks don't come out even"
-        unfit = (
-            "; it is not made for batches of many sizes, as of a token budget"
-            if found.has_budget
-            else ""
-        )
-        yield Differing("DataLoaderConfiguration.even_batches", reason + unfit)
+        if found.has_budget:
+            reason += "; it is not made for batches of many sizes, as of a token budget"
+        yield Differing("DataLoaderConfiguration.even_batches", reason)
         if found["intra_op_threads"] is None:
             yield Differing(
                 "num_cpu_threads_per_process",
@@ -244,7 +236,7 @@ def _precision(given: Mapping[str, Any]) -> object:
 
 
 def _odd(dynamo: Mapping[str, Any]) -> list[str]:
-    """Names of a compiler's settings that are not torch's defaults, but for its mode."""
+    """Return the names of compiler settings, other than the mode, that differ from torch's defaults."""
     return [
         str(name)
         for name, value in dynamo.items()

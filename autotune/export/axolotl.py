@@ -1,4 +1,4 @@
-"""axolotl's YAML, both ways: the lines that belong into your own file.
+"""Export to and read from axolotl's YAML: lines for the user's own file.
 
 Source: axolotl/utils/schemas/{config,training}.py and core/builders/base.py, 0.19.
 """
@@ -62,12 +62,12 @@ _LOADER = ("dataloader_num_workers", "dataloader_pin_memory", "dataloader_prefet
 
 
 def to_axolotl(found: Wanted) -> Export:
-    """Lines for axolotl's file, workers and pinning always among them: without both it would prefetch 256 batches."""
+    """Return lines for axolotl's file, always with workers and pinning; without both it prefetches 256 batches."""
     settings = carried(found, AXOLOTL)
     has_fused = found["fused"] and found.optimizer == "AdamW"
     if has_fused:
         settings["optimizer"] = "adamw_torch_fused"
-    lost = dropped(found, AXOLOTL, but="fused" if has_fused else "")
+    lost = dropped(found, AXOLOTL, but=["fused"] if has_fused else [])
     return Export(
         target="axolotl",
         text=as_yaml(settings),
@@ -78,13 +78,11 @@ def to_axolotl(found: Wanted) -> Export:
 
 
 def from_axolotl(given: Mapping[str, Any]) -> Reading:
-    """An axolotl file."""
+    """Read an axolotl file."""
     plain = dict(given)
-    mode = (
-        None
-        if file_value(plain.get("torch_compile"), "flag") is True
-        else plain.pop("torch_compile_mode", None)
-    )
+    mode = None
+    if file_value(plain.get("torch_compile"), "flag") is not True:
+        mode = plain.pop("torch_compile_mode", None)
     found = with_fused(reading(plain, AXOLOTL), "optimizer", plain.get("optimizer"))
     unread = list(found.unread)
     if mode is not None:
@@ -98,11 +96,9 @@ def from_axolotl(given: Mapping[str, Any]) -> Reading:
         own = "a worker a GPU, pinned memory and prefetch_factor 256"
         reason = f"is left out, and so are pinning and prefetching: axolotl takes {own}; set them below baseline"
         unread.append(Unread("dataloader_num_workers", reason))
-    unread += [
-        Unread(name, "is left out: axolotl decides it when training starts; set baseline.amp_dtype")
-        for name in ("bf16",)
-        if "amp_dtype" not in found.baseline and given.get("bf16") is None
-    ]
+    if "amp_dtype" not in found.baseline and given.get("bf16") is None:
+        reason = "is left out: axolotl decides it when training starts; set baseline.amp_dtype"
+        unread.append(Unread("bf16", reason))
     return replace(found, unread=tuple(unread))
 
 

@@ -1,8 +1,8 @@
-"""Composer: lines of Python around `Trainer`, whose arguments are the export's settings.
+"""Export to Composer: lines of Python around `Trainer`, whose arguments are the export's settings.
 
-Source: composer/trainer/trainer.py, core/precision.py and devices/device_gpu.py, 0.32. The loader
-hands it the batch of a whole optimizer step, which it cuts into micro-batches: it has no
-accumulation of its own.
+Source: composer/trainer/trainer.py, core/precision.py and devices/device_gpu.py, 0.32. Composer
+has no gradient accumulation: the loader returns the batch of a whole optimizer step, which Composer
+splits into micro-batches.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from autotune.export.table import (
+    IN_LOADER_CALL,
     Code,
     Differing,
     Export,
@@ -36,11 +37,15 @@ COMPOSER = Table(
     cpu_precisions=frozenset({"float32", "tf32"}),
     ddp_reason="it makes DistributedDataParallel itself",
 )
-_IN_THE_TEXT = (
-    "grad_accum_steps max_tokens num_workers prefetch_factor persistent_workers pin_memory "
-    "in_order worker_threads "
-    "channels_last compile compile_mode cudnn_benchmark intra_op_threads"
-)
+_IN_THE_TEXT = IN_LOADER_CALL | {
+    "grad_accum_steps",
+    "channels_last",
+    "compile",
+    "compile_mode",
+    "cudnn_benchmark",
+    "intra_op_threads",
+}
+"""Settings that the lines around the Trainer carry."""
 
 _UNCUT = (
     "Composer cuts the batch of an optimizer step by samples, not by tokens; to accumulate {}, "
@@ -50,15 +55,17 @@ _UNCUT = (
 
 
 def to_composer(found: Wanted) -> Export:
-    """The Trainer and what stands around it."""
-    mode = {"mode": found["compile_mode"]} if "compile_mode" in found.changed else {}
-    settings: dict[str, Any] = {
-        **carried(found, COMPOSER),
-        **({"compile_config": mode} if found["compile"] else {}),
-        **({"device": "cpu"} if found.device == "cpu" else {}),
-    }
+    """Return the lines that make the Trainer, and what it needs around it."""
+    settings = carried(found, COMPOSER)
+    if found["compile"]:
+        is_mode_given = "compile_mode" in found.changed
+        settings["compile_config"] = {"mode": found["compile_mode"]} if is_mode_given else {}
+    if found.device == "cpu":
+        settings["device"] = "cpu"
     steps = found["grad_accum_steps"]
-    uncut = {"grad_accum_steps": _UNCUT.format(steps)} if found.has_budget and steps > 1 else {}
+    uncut = {}
+    if found.has_budget and steps > 1:
+        uncut["grad_accum_steps"] = _UNCUT.format(steps)
     lost = dropped(found, COMPOSER, also=uncut, but=_IN_THE_TEXT)
     text = "\n".join(_lines(found, settings)) + "\n"
     return Export(
@@ -84,15 +91,18 @@ def _lines(found: Wanted, settings: dict[str, Any]) -> Iterator[str]:
         loader["batch_size"] *= found["grad_accum_steps"]
         whole = "  # batch_size: that of a whole optimizer step"
     yield f"# {loader_remark(found['max_tokens'])}:"
-    yield f"loader_arguments = {loader_call(loader, found['num_workers'], found['worker_threads'])}{whole}"
-    own = {
+    call = loader_call(loader, found["num_workers"], found["worker_threads"])
+    yield f"loader_arguments = {call}{whole}"
+    arguments = {
         "model": Code("model"),
         "train_dataloader": Code("loader"),
         "optimizers": Code("optimizer"),
+        **settings,
     }
-    algorithms = {"algorithms": [Code("ChannelsLast()")]} if found["channels_last"] else {}
+    if found["channels_last"]:
+        arguments["algorithms"] = [Code("ChannelsLast()")]
     remark = optimizer_remark(found["lr"], is_fused=found["fused"])
-    yield f"trainer = {as_call('Trainer', {**own, **settings, **algorithms})}  # your optimizer takes {remark}"
+    yield f"trainer = {as_call('Trainer', arguments)}  # your optimizer takes {remark}"
 
 
 def _defaults(found: Wanted) -> Iterator[Differing]:

@@ -1,9 +1,9 @@
-"""DeepSpeed's configuration, as JSON, both ways.
+"""Export to and read from DeepSpeed's configuration, as JSON.
 
 Source: deepspeed/runtime/config.py, engine.py, constants.py, precision_config.py and
 zero/config.py, 0.19. Its three batch sizes must agree: train_batch_size is the product of the micro
 batch, the accumulation and the number of processes. Buckets are counted in elements, not bytes. An
-optimizer without a type is passed over, with its learning rate.
+optimizer without a type is ignored, with its learning rate.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ _HOOK = "communication_data_type"
 _COMMUNICATED = {"fp16", "bf16"}
 _MIB = 2**20
 _OWN_OPTIMIZERS = {"Adam", "AdamW", "Adagrad", "Lamb", "Lion"}
-"""DeepSpeed's, by the names of the classes of these rules. Its MuAdam, MuAdamW and MuSGD need
-another package, and its Muon must be told the parameters that it is for."""
+"""DeepSpeed's own optimizers. Its MuAdam, MuAdamW and MuSGD need another package, and Muon needs to
+know its parameters."""
 _OWN_FUSED = {"Adam", "AdamW", "Lamb", "Lion"}
-"""Its own that are fused by themselves (runtime/engine.py, _configure_basic_optimizer)."""
+"""Own optimizers that are always fused. Source: runtime/engine.py, _configure_basic_optimizer."""
 _TORCH_FUSED = {"Adagrad", "SGD"}
-"""Those that it makes of torch.optim's, which have the argument."""
+"""Optimizers from torch.optim that have the argument `fused`."""
 _TORCH_OPTIMIZERS = {
     "ASGD",
     "Adadelta",
@@ -68,10 +68,9 @@ _TORCH_OPTIMIZERS = {
     "Rprop",
     "SGD",
 }
-"""All other names it looks up in torch.optim: those that need neither a closure nor parameters of
-one kind."""
+"""Other optimizers from torch.optim, without those that need a closure or a kind of parameters."""
 OPTIMIZERS = _OWN_OPTIMIZERS | _TORCH_OPTIMIZERS
-"""Classes that its file can name as optimizer.type."""
+"""Classes that optimizer.type can be."""
 _FOREIGN = (
     "DeepSpeed's file knows no optimizer {}; make it in your script with lr={!r}, and hand it to "
     "deepspeed.initialize(optimizer=...)"
@@ -79,7 +78,7 @@ _FOREIGN = (
 
 
 def to_deepspeed(found: Wanted) -> Export:
-    """The configuration."""
+    """Return the configuration file."""
     flat: dict[str, Any] = {
         "train_batch_size": found["micro_batch_size"] * found["grad_accum_steps"] * found.processes,
         **carried(found, DEEPSPEED),
@@ -101,7 +100,7 @@ def to_deepspeed(found: Wanted) -> Export:
     settings = nested(flat)
     is_foreign = found.optimizer is not None and found.optimizer not in OPTIMIZERS
     foreign = {"lr": _FOREIGN.format(found.optimizer, found["lr"])} if is_foreign else {}
-    lost = dropped(found, DEEPSPEED, also=foreign, but=" ".join(taken))
+    lost = dropped(found, DEEPSPEED, also=foreign, but=taken)
     defaults = (*_defaults(found),)
     return Export(
         target="deepspeed",
@@ -113,7 +112,7 @@ def to_deepspeed(found: Wanted) -> Export:
 
 
 def from_deepspeed(given: Mapping[str, Any]) -> Reading:
-    """A configuration; of the three batch sizes two are enough, and one where there is a single process."""
+    """Read a configuration; two of the three batch sizes are enough, or one for a single process."""
     plain = dict(given)
     total = plain.pop("train_batch_size", None)
     lr = plain.pop(_LR, None)
@@ -122,9 +121,9 @@ def from_deepspeed(given: Mapping[str, Any]) -> Reading:
     fused = plain.pop(_FUSED, None)
     autocast = plain.pop("torch_autocast.enabled", None), plain.pop("torch_autocast.dtype", None)
     if autocast[0] is True and isinstance(autocast[1], str):
-        plain[
-            f"{ {'bfloat16': 'bf16', 'float16': 'fp16'}.get(autocast[1].removeprefix('torch.'), 'fp32') }.enabled"
-        ] = True
+        dtype = autocast[1].removeprefix("torch.")
+        section = {"bfloat16": "bf16", "float16": "fp16"}.get(dtype, "fp32")
+        plain[f"{section}.enabled"] = True
     found = reading(plain, DEEPSPEED)
     baseline = dict(found.baseline)
     origins = dict(found.origins)
@@ -160,7 +159,7 @@ def from_deepspeed(given: Mapping[str, Any]) -> Reading:
 
 
 def _batches(baseline: dict[str, Any], origins: dict[str, str], total: object) -> Iterator[Unread]:
-    """Work the batch sizes out as DeepSpeed does, for the processes that the three of them say."""
+    """Compute the batch sizes as DeepSpeed does, for the number of processes that they imply."""
     name = "train_batch_size"
     micro = baseline.get("micro_batch_size")
     steps = baseline.get("grad_accum_steps")
@@ -195,7 +194,7 @@ def _batches(baseline: dict[str, Any], origins: dict[str, str], total: object) -
 
 
 def _element_bytes(flat: Mapping[str, Any]) -> int:
-    """Bytes of a gradient's element: DeepSpeed keeps the model itself in the precision that it computes in."""
+    """Return the bytes of a gradient's element; DeepSpeed keeps the model in the computing precision."""
     return 2 if flat.get("bf16.enabled") is True or flat.get("fp16.enabled") is True else 4
 
 

@@ -1,4 +1,4 @@
-"""transformers' TrainingArguments, as JSON (`HfArgumentParser.parse_json_file`), both ways.
+"""Export to and read from transformers' TrainingArguments, as JSON (`HfArgumentParser.parse_json_file`).
 
 Source: transformers/training_args.py, trainer.py and trainer_optimizer.py, 5.24.
 """
@@ -61,7 +61,7 @@ _AS_TRIALS_DO = {
 
 
 def to_hf(found: Wanted) -> Export:
-    """TrainingArguments."""
+    """Return TrainingArguments."""
     settings = carried(found, HF)
     has_fused = found["fused"] and found.optimizer == "AdamW"
     if has_fused:
@@ -76,13 +76,13 @@ def to_hf(found: Wanted) -> Export:
         target="hf",
         text=as_json(settings),
         settings=settings,
-        dropped=dropped(found, HF, but="fused" if has_fused else ""),
+        dropped=dropped(found, HF, but=["fused"] if has_fused else []),
         defaults=(*_defaults(found),),
     )
 
 
 def from_hf(given: Mapping[str, Any]) -> Reading:
-    """TrainingArguments that were saved as JSON."""
+    """Read TrainingArguments from JSON."""
     plain = {name: value for name, value in given.items() if value != _AS_TRIALS_DO.get(name, ...)}
     if plain.get("use_cpu") is True:
         plain.setdefault("dataloader_pin_memory", False)  # so it does itself

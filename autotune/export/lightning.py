@@ -1,8 +1,8 @@
-"""Lightning: lines of Python around `Trainer`, whose arguments are the export's settings.
+"""Export to Lightning: lines of Python around `Trainer`, whose arguments are the export's settings.
 
 Source: lightning/pytorch/trainer/trainer.py and strategies/ddp.py, 2.6. A LightningCLI takes the
-arguments of DistributedDataParallel in `strategy.dict_kwargs`, since DDPStrategy itself hands them
-on unnamed.
+arguments of DistributedDataParallel in `strategy.dict_kwargs`, since DDPStrategy passes its
+keyword arguments on unnamed.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from autotune.export.table import (
+    IN_LOADER_CALL,
     Code,
     Differing,
     Export,
@@ -36,25 +37,32 @@ LIGHTNING = Table(
     },
     cpu_precisions=frozenset({"float32", "tf32", "bfloat16"}),
 )
-_IN_THE_TEXT = (
-    "micro_batch_size max_tokens num_workers prefetch_factor persistent_workers pin_memory "
-    "in_order worker_threads "
-    "channels_last compile compile_mode intra_op_threads world_size ddp.bucket_cap_mb "
-    "ddp.gradient_as_bucket_view ddp.static_graph ddp.find_unused_parameters ddp.broadcast_buffers "
-    "ddp.comm_hook"
-)
+_IN_THE_TEXT = IN_LOADER_CALL | {
+    "channels_last",
+    "compile",
+    "compile_mode",
+    "intra_op_threads",
+    "world_size",
+    "ddp.bucket_cap_mb",
+    "ddp.gradient_as_bucket_view",
+    "ddp.static_graph",
+    "ddp.find_unused_parameters",
+    "ddp.broadcast_buffers",
+    "ddp.comm_hook",
+}
+"""Settings that the lines around the Trainer carry."""
 _HOOKS = "torch.distributed.algorithms.ddp_comm_hooks"
 _HOOK_NAMES = {"fp16": "fp16_compress_hook", "bf16": "bf16_compress_hook"}
 
 
 def to_lightning(found: Wanted) -> Export:
-    """The Trainer and what stands around it."""
-    settings: dict[str, Any] = {
-        **({"accelerator": "cpu"} if found.device == "cpu" else {}),
-        "devices": found.processes,
-        "strategy": "ddp" if found.processes > 1 else "auto",
-        **carried(found, LIGHTNING),
-    }
+    """Return the lines that make the Trainer, and what it needs around it."""
+    settings: dict[str, Any] = {}
+    if found.device == "cpu":
+        settings["accelerator"] = "cpu"
+    settings["devices"] = found.processes
+    settings["strategy"] = "ddp" if found.processes > 1 else "auto"
+    settings |= carried(found, LIGHTNING)
     lost = dropped(found, LIGHTNING, but=_IN_THE_TEXT)
     text = "\n".join(_lines(found, settings)) + "\n"
     return Export(
@@ -75,42 +83,37 @@ def _lines(found: Wanted, settings: dict[str, Any]) -> Iterator[str]:
     if strategy:
         yield "from lightning.pytorch.strategies import DDPStrategy"
     if "ddp_comm_hook" in strategy:
-        yield f"from {_HOOKS} import {'powerSGD_hook' if 'ddp_comm_state' in strategy else 'default_hooks'}"
+        module = "powerSGD_hook" if "ddp_comm_state" in strategy else "default_hooks"
+        yield f"from {_HOOKS} import {module}"
     yield ""
     if found["intra_op_threads"] is not None:
         yield f"torch.set_num_threads({found['intra_op_threads']})"
     if found["amp_dtype"] == "tf32":
         yield 'torch.set_float32_matmul_precision("high")'
     yield f"# {loader_remark(found['max_tokens'])}:"
-    yield f"loader_arguments = {loader_call(found.loader, found['num_workers'], found['worker_threads'])}"
+    call = loader_call(found.loader, found["num_workers"], found["worker_threads"])
+    yield f"loader_arguments = {call}"
     if found["channels_last"]:
         yield "module = module.to(memory_format=torch.channels_last)"
     if found["compile"]:
-        call = compile_call("module", found["compile_mode"])
-        yield f"module = {call}"  # module.compile() would leave out training_step
-    written = (
-        {**settings, "strategy": Code(as_call("DDPStrategy", strategy))} if strategy else settings
-    )
-    yield f"trainer = {as_call('Trainer', written)}"
+        # module.compile() would leave out training_step
+        yield f"module = {compile_call('module', found['compile_mode'])}"
+    if strategy:
+        settings = {**settings, "strategy": Code(as_call("DDPStrategy", strategy))}
+    yield f"trainer = {as_call('Trainer', settings)}"
     yield f"# in configure_optimizers: {optimizer_remark(found['lr'], is_fused=found['fused'])}"
 
 
 def _strategy(found: Wanted) -> dict[str, Any]:
-    """Arguments of DDPStrategy that are not its own; those that it does not know it hands on to torch."""
+    """Return the arguments of DDPStrategy; it passes those of DistributedDataParallel on to torch."""
     arguments = found.ddp
     hook = found["ddp.comm_hook"]
     if hook == "powersgd":
-        state = Code("powerSGD_hook.PowerSGDState(process_group=None)")
-        return {
-            **arguments,
-            "ddp_comm_state": state,
-            "ddp_comm_hook": Code("powerSGD_hook.powerSGD_hook"),
-        }
-    return (
-        arguments
-        if hook is None
-        else {**arguments, "ddp_comm_hook": Code(f"default_hooks.{_HOOK_NAMES[hook]}")}
-    )
+        arguments["ddp_comm_state"] = Code("powerSGD_hook.PowerSGDState(process_group=None)")
+        arguments["ddp_comm_hook"] = Code("powerSGD_hook.powerSGD_hook")
+    elif hook is not None:
+        arguments["ddp_comm_hook"] = Code(f"default_hooks.{_HOOK_NAMES[hook]}")
+    return arguments
 
 
 def _defaults(found: Wanted) -> Iterator[Differing]:

@@ -1,7 +1,7 @@
-"""The targets by name: what an export may be made for, and what a file may be read of.
+"""Look up exports and readers by the name of the framework.
 
-Comes in: a TrainingConfig and a target's name, or what a framework's own file holds. Goes out: an
-Export or a Reading, else a ConfigError that names what there is.
+Comes in: a TrainingConfig and a target's name, or the contents of a framework's file. Goes out: an
+Export or a Reading, or a ConfigError that lists the targets.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ READERS: Mapping[str, Callable[[Mapping[str, Any]], Reading]] = {
     "axolotl": from_axolotl,
 }
 _DEEP = frozenset({"deepspeed"})
-"""Kinds of file whose tables have dots in their names."""
+"""Kinds of file whose tables have dotted names."""
 
 
 def export_to(
     config: TrainingConfig, target: str, *, device: str | None = None, optimizer: str | None = None
 ) -> Export:
-    """A TrainingConfig for a target: see TrainingConfig.to.
+    """Export a TrainingConfig; see TrainingConfig.to.
 
     Raises:
-        ConfigError: there is no such target.
+        ConfigError: There is no such target.
     """
     if target not in TARGETS:
         near = get_close_matches(str(target).lower(), TARGETS, n=1)
@@ -69,16 +69,15 @@ def export_to(
 
 
 def read_settings(kind: str, given: Mapping[str, Any]) -> Reading:
-    """What a framework's own file says; the kind is one of READERS."""
+    """Read the contents of a framework's file; the kind is one of READERS."""
     return READERS[kind](_flat(given) if kind in _DEEP else given)
 
 
 def _flat(given: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     result: dict[str, Any] = {}
     for name, value in given.items():
-        result |= (
-            _flat(value, f"{above}{name}.")
-            if isinstance(value, Mapping)
-            else {f"{above}{name}": value}
-        )
+        if isinstance(value, Mapping):
+            result |= _flat(value, f"{above}{name}.")
+        else:
+            result[f"{above}{name}"] = value
     return result

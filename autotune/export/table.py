@@ -1,9 +1,14 @@
-"""The parts that all exports share: names of settings in other frameworks, texts of files, and reading them back."""
+"""Write and read settings of other frameworks: the parts that all exports share.
+
+Comes in: a TrainingConfig as a Wanted, or a framework's file as plain data. Goes out: the parts of an
+Export, or a Reading for the baseline. A setting without a name in a target is dropped by name, so a
+new setting is never lost silently.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,14 +20,12 @@ if TYPE_CHECKING:
     from autotune.config.training_config import TrainingConfig
 
 
-# The texts of exports: JSON, YAML, and calls in Python.
-#
-# Comes in: settings by a target's names. Goes out: text that the target reads. YAML is written by
-# the library that the targets read it with: `1e-05` without a dot is a text to it.
+# Texts: JSON, YAML, calls in Python. YAML is written by the library that the targets read it with,
+# since `1e-05` without a dot is text to it.
 
 
 class Code(str):
-    """A piece of Python that is written as it stands."""
+    """Python code that is written without quotes."""
 
     __slots__ = ()
 
@@ -31,7 +34,7 @@ class Code(str):
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """A mapping whose names have dots, as mappings within each other."""
+    """Turn a mapping with dotted names into nested mappings."""
     result: dict[str, Any] = {}
     for dotted, value in flat.items():
         *above, name = dotted.split(".")
@@ -43,17 +46,17 @@ def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_json(settings: Mapping[str, Any]) -> str:
-    """A JSON file."""
+    """Return settings as a JSON file."""
     return json.dumps(settings, indent=2) + "\n"
 
 
 def as_yaml(settings: Mapping[str, Any]) -> str:
-    """A YAML file."""
+    """Return settings as a YAML file."""
     return yaml.safe_dump(dict(settings), sort_keys=False)
 
 
 def as_call(name: str, arguments: Mapping[str, Any], *before: str) -> str:
-    """A call in Python, a line an argument where it would be long; `before` stands first, as it is."""
+    """Return a Python call, with one argument per line if it is long; `before` comes first, as it is."""
     written = [*before, *(f"{key}={value!r}" for key, value in arguments.items())]
     line = f"{name}({', '.join(written)})"
     if len(line) <= 100:
@@ -63,14 +66,14 @@ def as_call(name: str, arguments: Mapping[str, Any], *before: str) -> str:
 
 
 def loader_remark(max_tokens: int | None) -> str:
-    """What stands beside the arguments of a DataLoader: it is the user's own, of which only these are known."""
+    """Return the comment on the arguments of the user's own DataLoader."""
     if max_tokens is not None:
         return f"your own DataLoader takes these, and your batch sampler, made with max_tokens={max_tokens}"
     return "your own DataLoader takes these; its sampler or shuffle, collate_fn and drop_last stay as they are"
 
 
 def loader_call(loader: Mapping[str, Any], num_workers: int, worker_threads: int | None) -> str:
-    """Arguments of a DataLoader as a call of dict; what limits its workers' threads is made by autotune itself."""
+    """Return the arguments of a DataLoader as a call of dict, with autotune's worker_init_fn if needed."""
     if worker_threads is None:
         return as_call("dict", loader)
     config = as_call(
@@ -83,22 +86,22 @@ def loader_call(loader: Mapping[str, Any], num_workers: int, worker_threads: int
 
 
 def compile_call(name: str, mode: str) -> str:
-    """The call that compiles what has this name."""
+    """Return the call of torch.compile on a name."""
     return as_call("torch.compile", {} if mode == "default" else {"mode": mode}, name)
 
 
 def optimizer_remark(lr: float, *, is_fused: bool) -> str:
-    """The arguments of an optimizer, which is the user's own."""
+    """Return the arguments of the user's optimizer, in words."""
     return f"lr={lr!r}, fused=True" if is_fused else f"lr={lr!r}"
 
 
 def as_comment(lines: Iterable[str]) -> str:
-    """Lines behind #."""
+    """Return lines as comments."""
     return "".join(f"# {line}".rstrip() + "\n" for text in lines for line in text.splitlines())
 
 
 def as_options(settings: Mapping[str, Any]) -> str:
-    """Options of argparse by the names of its namespace: a flag where the value is True, none where it is False."""
+    """Return options for argparse by their names in its namespace; True is a flag, False is left out."""
     words = [
         f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
         for name, value in settings.items()
@@ -107,14 +110,16 @@ def as_options(settings: Mapping[str, Any]) -> str:
     return " ".join(words) + "\n"
 
 
-# What a target takes beyond the names of settings, and how a configuration is written by both.
-#
-# Comes in: a Wanted. Goes out: the target's settings, and what is dropped. What has no name in a
-# target is dropped by name, so that a setting that comes later can't be lost in silence.
+# Writing by a table
 
 
+IN_LOADER_CALL = frozenset(
+    {"micro_batch_size", "max_tokens", "worker_threads"}
+    | {setting.name for setting in SETTINGS if setting.is_loader_argument}
+)
+"""Settings that the lines of `loader_call` and `loader_remark` carry."""
 _ALWAYS = frozenset({"micro_batch_size", "lr"})
-"""Settings that have no value of torch's own: they must be told wherever a target can't take them."""
+"""Settings without a default of torch, which are reported wherever a target can't take them."""
 _MEAN = "{value} is no size of a batch, but what one of max_tokens={budget} holds on average"
 _OF_DDP = "DistributedDataParallel takes it: {name}={value!r}"
 _OF_THE_LOADER = "your DataLoader takes it: {name}={value!r}"
@@ -128,30 +133,28 @@ _PRECISIONS_IN_YOUR_CODE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """What a target takes, both ways."""
+    """The settings that a target has, for writing and reading."""
 
     target: str
-    """By which settings have a name and a reason in settings_table."""
+    """Key of the target in settings_table."""
     title: str
-    """What people call it, such as "transformers' TrainingArguments"."""
+    """Name for messages, such as "transformers' TrainingArguments"."""
     precisions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """What it takes for each amp_dtype, by its own names."""
+    """Settings of the target for each amp_dtype."""
     cpu_precisions: frozenset[str] = frozenset({"float32", "bfloat16"})
-    """Those that it trains in on a CPU."""
+    """Precisions that it supports on a CPU."""
     ddp_reason: str | None = None
-    """Where an argument of DistributedDataParallel goes that has no reason of its own; None: as
-    elsewhere."""
+    """Remedy for arguments of DistributedDataParallel without their own; None: the general one."""
     needs_batch_size: bool = False
-    """It demands a number of samples, so that with a token budget it is given their mean."""
+    """True if it requires a batch size, so that a token budget is written as the average."""
     unread: Mapping[str, str] = field(default_factory=dict)
-    """Names of its file that change how fast it trains, or what, and have no setting here, each
-    with what to do."""
+    """Names in its file that change the training but have no setting here, each with the remedy."""
     is_silent_on: frozenset[str] = frozenset()
-    """Names of its file that change neither."""
+    """Names in its file that don't change the training."""
 
     @property
     def names(self) -> dict[str, Name]:
-        """Return its names for settings, by setting."""
+        """Names of the target by setting."""
         return {
             setting.name: setting.names[self.target]
             for setting in SETTINGS
@@ -160,7 +163,7 @@ class Table:
 
 
 def carried(found: Wanted, table: Table) -> dict[str, Any]:
-    """The target's settings, by its own names; flat, whatever dots they have."""
+    """Return the target's settings by its own names, not nested."""
     names = table.names
     result = {
         names[setting].name: int(found[setting]) if names[setting].is_whole else found[setting]
@@ -172,36 +175,36 @@ def carried(found: Wanted, table: Table) -> dict[str, Any]:
 
 
 def dropped(
-    found: Wanted, table: Table, *, also: Mapping[str, str] | None = None, but: str = ""
+    found: Wanted,
+    table: Table,
+    *,
+    also: Mapping[str, str] | None = None,
+    but: Collection[str] = (),
 ) -> tuple[Dropped, ...]:
-    """The settings that the target can't take, in our own order.
+    """Return the settings that the target can't take, in the order of the settings table.
 
     Args:
         found: The configuration.
         table: The target's.
-        also: Settings that are dropped all the same, with the reason.
-        but: Names that the target's module writes itself, with blanks between them.
+        also: Settings that are dropped in any case, with the reason.
+        but: Settings that the target's module writes itself.
     """
-    taken = {
-        *but.split(),
-        *(setting for setting in found.values if _is_carried(found, table, setting)),
-    }
-    taken -= {"micro_batch_size"} if found.has_budget and not table.needs_batch_size else set()
-    taken |= (
-        {"amp_dtype"}
-        if _precision(found, table) == found["amp_dtype"] and table.precisions
-        else set()
-    )
-    reasons = {
-        name: _reason(found, table, name)
-        for name in found.values
-        if _is_lost(found, name) and name not in taken
-    }
-    return tuple(
-        Dropped(name, {**reasons, **(also or {})}[name])
-        for name in found.values
-        if name in {*reasons, *(also or ())}
-    )
+    also = also or {}
+    taken = set(but)
+    for setting in found.values:
+        if _is_carried(found, table, setting):
+            taken.add(setting)
+    if found.has_budget and not table.needs_batch_size:
+        taken.discard("micro_batch_size")
+    if table.precisions and _precision(found, table) == found["amp_dtype"]:
+        taken.add("amp_dtype")
+    lost = []
+    for name in found.values:
+        if name in also:
+            lost.append(Dropped(name, also[name]))
+        elif name not in taken and _is_lost(found, name):
+            lost.append(Dropped(name, _reason(found, table, name)))
+    return tuple(lost)
 
 
 def _is_carried(found: Wanted, table: Table, setting: str) -> bool:
@@ -219,7 +222,7 @@ def _is_carried(found: Wanted, table: Table, setting: str) -> bool:
 
 
 def _is_lost(found: Wanted, name: str) -> bool:
-    """Whether something would be lost with a setting, where the target can't take it."""
+    """Return True if a setting matters when the target can't take it."""
     if name == "strategy":
         return bool(found["strategy"] == "dp")
     if name == "world_size":
@@ -228,7 +231,7 @@ def _is_lost(found: Wanted, name: str) -> bool:
 
 
 def _precision(found: Wanted, table: Table) -> str:
-    """The amp_dtype that the target is given: float32 where it can't take the wanted one."""
+    """Return the amp_dtype to write: float32 if the target can't take the wanted one."""
     wanted_dtype = str(found["amp_dtype"])
     on_cpu = found.device == "cpu" and wanted_dtype not in table.cpu_precisions
     return "float32" if on_cpu or wanted_dtype not in table.precisions else wanted_dtype
@@ -267,24 +270,21 @@ def _reason_of(setting: Setting, table: Table) -> str:
     return _OF_THE_LOADER if setting.is_loader_argument else _ELSEWHERE
 
 
-# A framework's own file read into the settings of today, by the table that exports are written by.
-#
-# Comes in: what the file holds, as plain data. Goes out: a Reading: values for the baseline, and by
-# name what could not be read.
+# Reading by a table
 
 
 _WORDS = {"yes": True, "on": True, "true": True, "no": False, "off": False, "false": False}
-"""What YAML 1.1, which the frameworks read, takes for a flag, and YAML 1.2 for a text."""
+"""Flags in YAML 1.1, which the frameworks read, that are text in YAML 1.2."""
 
 _FUSED_OPTIMIZERS = {"adamw_torch_fused": "AdamW"}
-"""What transformers calls torch's AdamW with fused=True, and its class.
+"""Class of each optimizer that is fused, by transformers' name.
 
 Source: transformers/training_args.py, OptimizerNames.
 """
 
 
 class Unread(NamedTuple):
-    """A name of a framework's file that did not become a part of the baseline."""
+    """A name in a framework's file that could not be read."""
 
     name: str
     reason: str
@@ -292,22 +292,21 @@ class Unread(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What a framework's own file says of the settings of today."""
+    """Settings read from a framework's file."""
 
     baseline: Mapping[str, Any]
-    """Values by our names, those of DDP as "ddp.bucket_cap_mb"."""
+    """Values by setting, those of DDP as "ddp.bucket_cap_mb"."""
     origins: Mapping[str, str]
-    """The file's own name for each; none for what the file leaves out, and has the target's own
-    default."""
+    """Name in the file by setting; settings with a default of the target have none."""
     unread: tuple[Unread, ...]
     others: tuple[str, ...]
-    """Further names that the file sets and that mean nothing here."""
+    """Other names in the file, which have no meaning here."""
     optimizer: str | None = None
-    """The class of the optimizer that the file's `fused` is of; None: not known."""
+    """Class of the optimizer that `fused` belongs to; None: not known."""
 
     @property
     def assumed(self) -> Mapping[str, Any]:
-        """The settings that the file leaves out, with the target's own defaults."""
+        """Settings that the file leaves out, with the target's defaults."""
         return {
             setting: value
             for setting, value in self.baseline.items()
@@ -316,7 +315,7 @@ class Reading:
 
 
 def reading(given: Mapping[str, Any], table: Table) -> Reading:
-    """What a file of the target says, as plain data with dots in the names of what lies deeper."""
+    """Read a target's file, given as plain data with dotted names."""
     baseline: dict[str, Any] = {}
     origins: dict[str, str] = {}
     unread: dict[str, str] = {}
@@ -347,10 +346,9 @@ def reading(given: Mapping[str, Any], table: Table) -> Reading:
 
 
 def with_fused(found: Reading, name: str, value: object) -> Reading:
-    """A reading of which a name says that the optimizer is the fused one, where it does.
+    """Add `fused` to a reading if the file's optimizer is a fused one.
 
-    The trials' optimizer is the one of the workload, of which the file's own name for it tells
-    nothing else.
+    Nothing else is taken from the file's optimizer, since trials use that of the workload.
     """
     if str(value) not in _FUSED_OPTIMIZERS:
         return found
@@ -362,7 +360,7 @@ def with_fused(found: Reading, name: str, value: object) -> Reading:
 
 
 def file_value(value: Any, kind: str) -> Any:
-    """A value as the framework takes it that reads YAML 1.1: yes is a flag, 1e-5 in quotes a number."""
+    """Return a value as YAML 1.1 reads it: yes is a flag, and "1e-5" is a number."""
     if isinstance(value, str) and kind == "flag":
         return _WORDS.get(value.lower(), value)
     if isinstance(value, str) and kind == "number":
@@ -374,7 +372,7 @@ def file_value(value: Any, kind: str) -> Any:
 
 
 def is_off(value: object) -> bool:
-    """Whether a switch is off, or not set."""
+    """Return True if a switch is off or not set."""
     return value is None or file_value(value, "flag") is False
 
 
@@ -383,7 +381,7 @@ def _precision_names(table: Table) -> set[str]:
 
 
 def _read_precision(given: Mapping[str, Any], table: Table) -> str | None:
-    """The amp_dtype of a file's own names: the one all of whose marks are there; None where that can't be told."""
+    """Return the amp_dtype that matches a file's precision settings; None if none does."""
     if not given:
         return None
     for amp_dtype in ("bfloat16", "float16", "tf32", "float32"):
@@ -400,17 +398,15 @@ def _read_precision(given: Mapping[str, Any], table: Table) -> str | None:
 
 
 def _alike(given: object, value: object) -> bool:
-    return (
-        file_value(given, "flag") == value
-        if isinstance(value, bool)
-        else str(given).lower() == str(value).lower()
-    )
+    if isinstance(value, bool):
+        return bool(file_value(given, "flag") == value)
+    return str(given).lower() == str(value).lower()
 
 
 def _unread_precisions(
     given: Mapping[str, Any], amp_dtype: str | None, table: Table
 ) -> dict[str, str]:
-    """Of a file's own names of precisions, what the amp_dtype that was read does not tell."""
+    """Return the precision settings of a file that the amp_dtype does not cover, with the reasons."""
     told = table.precisions.get(amp_dtype or "", {})
     left = {name: value for name, value in given.items() if not is_off(value)}
     return {
@@ -422,89 +418,84 @@ def _unread_precisions(
     }
 
 
-# What an export hands back, and the configuration that it is made from as plain values.
-#
-# Comes in: a TrainingConfig. Goes out: a Wanted, by which tables write, and the types of an Export.
+# The types of an export
 
 
 CLIPS = "gradients are clipped each step; in trials only where your own step or Trainer does"
-"""Said of targets that clip by themselves: a Trainer that was searched with clips in its trials
-too."""
+"""Reason for targets that clip gradients by default; a Trainer that was searched clips in trials too."""
 
 ADAM_AS_ITS_OWN = "betas, epsilon and weight decay are its own unless you set them; trials had those of your AdamW"
-"""Said of targets that are told to make an AdamW."""
+"""Reason for targets that make an AdamW."""
 
 
 class Dropped(NamedTuple):
-    """A setting that the text does not carry."""
+    """A setting that the export can't carry."""
 
     setting: str
-    """By its name here, such as "channels_last" or "ddp.comm_hook"."""
+    """Name of the setting, such as "channels_last" or "ddp.comm_hook"."""
     reason: str
-    """Why, and where it goes instead."""
+    """Reason, and where to set it instead."""
 
 
 class Differing(NamedTuple):
-    """What the target does by itself and trials did not, or otherwise."""
+    """A default of the target that differs from trials."""
 
     name: str
-    """The target's own name for it, such as "lr_scheduler_type"."""
+    """Name in the target, such as "lr_scheduler_type"."""
     reason: str
-    """What it does, and what was measured."""
+    """Effect of the default, and what trials did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Export:
-    """A configuration for another framework."""
+    """A configuration written for another framework."""
 
     target: str
-    """The framework, such as "hf"."""
+    """Name of the framework, such as "hf"."""
     text: str
-    """What is saved or pasted: a file, a command line, or lines of Python, as the target takes it."""
+    """Text to save or paste: a file, a command line, or lines of Python."""
     settings: Mapping[str, Any]
-    """The same by the target's own names: `TrainingArguments(**export.settings)`. Where the text is
-    Python, the arguments of its Trainer."""
+    """The same as a mapping: `TrainingArguments(**export.settings)`. If the text is Python, the
+    arguments of its Trainer."""
     dropped: tuple[Dropped, ...]
-    """Settings that the text does not carry; one that has torch's own value is no loss, and not
-    among them."""
+    """Settings that the text does not carry, without those at torch's default."""
     defaults: tuple[Differing, ...]
-    """Defaults of the target that the text leaves as they are, and under which it trains otherwise
-    than trials did."""
+    """Defaults of the target that differ from trials and that the text does not change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """The values of a TrainingConfig by name, those of DDP as "ddp.bucket_cap_mb"."""
+    """A TrainingConfig as values by name, those of DDP as "ddp.bucket_cap_mb"."""
 
     values: Mapping[str, Any]
     changed: frozenset[str]
-    """Names whose values are not those of a default TrainingConfig, which are torch's own."""
+    """Names of values that differ from a default TrainingConfig, whose values are torch's defaults."""
     device: str | None
-    """The kind of device that it is for, such as "cpu"; None: not known."""
+    """Kind of the training device, such as "cpu"; None: not known."""
     optimizer: str | None
-    """The class of the optimizer that it was found with; None: not known."""
+    """Class of the optimizer in trials; None: not known."""
 
     def __getitem__(self, name: str) -> Any:
         return self.values[name]
 
     @property
     def is_ddp(self) -> bool:
-        """Whether DistributedDataParallel's arguments have a meaning."""
+        """True for strategy ddp."""
         return bool(self["strategy"] == "ddp")
 
     @property
     def processes(self) -> int:
-        """Ranks, each a process of its own."""
+        """Number of training processes."""
         return int(self["world_size"]) if self.is_ddp else 1
 
     @property
     def has_budget(self) -> bool:
-        """Whether the user's batch sampler makes batches of so many tokens: their size in samples is a mean then."""
+        """True with a token budget; micro_batch_size is then an average."""
         return self["max_tokens"] is not None
 
     @property
     def loader(self) -> dict[str, Any]:
-        """Arguments of torch's DataLoader that are not its own defaults; the batch size wherever it is fixed."""
+        """Arguments of torch's DataLoader that differ from its defaults, and a fixed batch size."""
         size = {} if self.has_budget else {"batch_size": self["micro_batch_size"]}
         names = [
             name for name in self.values if name in BY_NAME and BY_NAME[name].is_loader_argument
@@ -513,7 +504,7 @@ class Wanted:
 
     @property
     def ddp(self) -> dict[str, Any]:
-        """DistributedDataParallel's arguments that are not its own, but for its first bucket and its hook."""
+        """Arguments of DistributedDataParallel that differ from its defaults, without first bucket and hook."""
         names = [name for name in self.changed if name.startswith(DDP_PREFIX)]
         arguments = {
             name.removeprefix(DDP_PREFIX): self[name] for name in self.values if name in names
@@ -526,7 +517,7 @@ class Wanted:
 def wanted(
     config: TrainingConfig, *, device: str | None = None, optimizer: str | None = None
 ) -> Wanted:
-    """The values of a TrainingConfig for a table."""
+    """Return a TrainingConfig as a Wanted."""
     values = config.by_name
     plain = type(config)().by_name
     changed = frozenset(name for name, value in values.items() if value != plain[name])

@@ -1,4 +1,4 @@
-"""timm's train.py: options that follow its own on the command line.
+"""Export to timm's train.py: options that follow its own on the command line.
 
 Source: train.py of huggingface/pytorch-image-models, 1.0.29, which is in no package;
 timm/data/loader.py and optim/_optim_factory.py.
@@ -25,7 +25,7 @@ TIMM = Table(
 
 
 def to_timm(found: Wanted) -> Export:
-    """Options of train.py."""
+    """Return the options of train.py."""
     settings = carried(found, TIMM)
     if found["compile"]:
         settings["torchcompile"] = "inductor"
@@ -33,9 +33,12 @@ def to_timm(found: Wanted) -> Export:
         settings["no_ddp_bb"] = True
     if found.device == "cpu":
         settings["device"] = "cpu"
-    by_itself = ["persistent_workers", *(["cudnn_benchmark"] if found.device != "cpu" else [])]
-    kept = " ".join(name for name in by_itself if found[name])
-    lost = dropped(found, TIMM, but=f"compile ddp.broadcast_buffers {kept}")
+    but = ["compile", "ddp.broadcast_buffers"]
+    if found["persistent_workers"]:  # as timm has it by itself
+        but.append("persistent_workers")
+    if found["cudnn_benchmark"] and found.device != "cpu":
+        but.append("cudnn_benchmark")
+    lost = dropped(found, TIMM, but=but)
     return Export(
         target="timm",
         text=as_options(settings),

@@ -1,4 +1,4 @@
-"""torchrun: the beginning of a command line, which the script follows.
+"""Export to torchrun: the beginning of a command line, before the script.
 
 Source: torch/distributed/run.py and torch/numa/binding.py, torch 2.13.
 """
@@ -10,28 +10,25 @@ from typing import Any
 
 from autotune.export.table import Differing, Export, Table, Wanted, as_options, dropped
 
-TORCHRUN = Table(
-    target="torchrun",
-    title="torchrun",
-)
+TORCHRUN = Table(target="torchrun", title="torchrun")
 _BINDS_ON = {None, "cuda"}
 """Kinds of device whose processes it binds, by torch's names; on any other it raises."""
 
 
 def to_torchrun(found: Wanted) -> Export:
-    """How to start the processes; all else is the script's."""
+    """Return the command that starts the processes; all other settings belong into the script."""
     settings: dict[str, Any] = {"standalone": True, "nnodes": 1, "nproc_per_node": found.processes}
+    but = ["world_size", "intra_op_threads"]
     if _binds(found):
         settings["numa_binding"] = found["numa_binding"]
+        but.append("numa_binding")
     threads = found["intra_op_threads"]
     before = "" if threads is None else f"env OMP_NUM_THREADS={threads} "
     return Export(
         target="torchrun",
         text=f"{before}torchrun {as_options(settings)}",
         settings=settings,
-        dropped=dropped(
-            found, TORCHRUN, but="world_size intra_op_threads" + " numa_binding" * _binds(found)
-        ),
+        dropped=dropped(found, TORCHRUN, but=but),
         defaults=(*_defaults(found),),
     )
 
@@ -42,8 +39,9 @@ def _binds(found: Wanted) -> bool:
 
 def _defaults(found: Wanted) -> Iterator[Differing]:
     if _binds(found):
-        shares = ", and divides a node's cores among all of its GPUs, used or not; in trials among its ranks"
-        differs = shares if found["numa_binding"] == "exclusive" else ""
+        differs = ""
+        if found["numa_binding"] == "exclusive":
+            differs = ", and divides a node's cores among all of its GPUs, used or not; in trials among its ranks"
         yield Differing(
             "--numa-binding",
             f"needs the program numactl, and no config.prepare beside it, which binds too{differs}",

@@ -1,8 +1,8 @@
-"""Ultralytics YOLO: arguments of `yolo train` or `model.train(**settings)`.
+"""Export to Ultralytics YOLO: arguments of `yolo train` or `model.train(**settings)`.
 
-Source: ultralytics/cfg/default.yaml, engine/trainer.py and data/build.py, 8.4.190. `batch` is that
-of all GPUs. Its accumulation is round(nbs / batch), so that nbs carries ours. `optimizer: auto`
-takes a learning rate of its own.
+Source: ultralytics/cfg/default.yaml, engine/trainer.py and data/build.py, 8.4.190. `batch` counts
+the samples of all GPUs. It accumulates round(nbs / batch) passes, so `nbs` carries
+grad_accum_steps. `optimizer: auto` sets its own learning rate.
 """
 
 from __future__ import annotations
@@ -19,24 +19,29 @@ ULTRALYTICS = Table(
     ddp_reason="it makes DistributedDataParallel itself",
 )
 _FUSED = {"Adam", "AdamW"}
-"""Of these the ones that it fuses on CUDA. Source: engine/trainer.py, build_optimizer."""
+"""Optimizers that it fuses on CUDA. Source: engine/trainer.py, build_optimizer."""
 _OPTIMIZERS = {"SGD", "Adam", "Adamax", "AdamW", "NAdam", "RAdam", "RMSprop"}
 
 
 def to_ultralytics(found: Wanted) -> Export:
-    """Arguments of a training."""
+    """Return the arguments of `yolo train`."""
     ranks = 1 if found.device == "cpu" else found.processes
-    batch = found["micro_batch_size"] * ranks
-    sizes = {} if found.has_budget else {"batch": batch, "nbs": batch * found["grad_accum_steps"]}
-    settings: dict[str, Any] = {**sizes, **carried(found, ULTRALYTICS)}
+    settings: dict[str, Any] = {}
+    taken = list(_own(found, ranks))
+    if not found.has_budget:
+        settings["batch"] = found["micro_batch_size"] * ranks
+        settings["nbs"] = settings["batch"] * found["grad_accum_steps"]
+        taken += ["micro_batch_size", "grad_accum_steps"]
+    settings |= carried(found, ULTRALYTICS)
     if "compile_mode" in found.changed:
         settings["compile"] = found["compile_mode"]
     if found.optimizer in _OPTIMIZERS:
         settings["optimizer"] = found.optimizer
-    if found.device == "cpu" or ranks > 1:
-        settings["device"] = "cpu" if found.device == "cpu" else list(range(ranks))
-    taken = "" if found.has_budget else "micro_batch_size grad_accum_steps"
-    lost = dropped(found, ULTRALYTICS, but=" ".join([taken, *_own(found, ranks)]))
+    if found.device == "cpu":
+        settings["device"] = "cpu"
+    elif ranks > 1:
+        settings["device"] = list(range(ranks))
+    lost = dropped(found, ULTRALYTICS, but=taken)
     text = " ".join(f"{name}={_word(value)}" for name, value in settings.items()) + "\n"
     return Export(
         target="ultralytics",
@@ -48,8 +53,8 @@ def to_ultralytics(found: Wanted) -> Export:
 
 
 def _own(found: Wanted, ranks: int) -> Iterator[str]:
-    """Settings that it has by itself, or that `device` carries."""
-    yield "compile_mode"  # in the place of `compile`
+    """Yield settings that Ultralytics has by default, or that `device` carries."""
+    yield "compile_mode"  # written as `compile`
     if ranks == found.processes:
         yield "world_size"
     if found.optimizer in _FUSED and found.device != "cpu":
@@ -58,14 +63,13 @@ def _own(found: Wanted, ranks: int) -> Iterator[str]:
         yield "worker_threads"
     if found["num_workers"]:
         yield from (name for name in ("pin_memory", "persistent_workers") if found[name])
-        yield "prefetch_factor" if found["prefetch_factor"] == 4 else ""
+        if found["prefetch_factor"] == 4:
+            yield "prefetch_factor"
     if found.is_ddp:
-        yield "ddp.broadcast_buffers" if not found["ddp.broadcast_buffers"] else ""
-        yield (
-            "ddp.find_unused_parameters"
-            if found["ddp.find_unused_parameters"] != found["compile"]
-            else ""
-        )
+        if not found["ddp.broadcast_buffers"]:
+            yield "ddp.broadcast_buffers"
+        if found["ddp.find_unused_parameters"] != found["compile"]:
+            yield "ddp.find_unused_parameters"
 
 
 def _word(value: object) -> str:

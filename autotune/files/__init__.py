@@ -1,4 +1,4 @@
-"""What lies on disk for people: configurations in, recommended.yaml out and in, the run folder.
+"""Files for people: configurations in, recommended.yaml out and in, the run folder.
 
 Comes in: YAML files with their overrides, other frameworks' own files, the arguments of a Python
 call, a finished search's summary. Goes out: a Plan or a TrainingConfig, else a ConfigError with

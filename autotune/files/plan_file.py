@@ -1,4 +1,9 @@
-"""Read a Plan: a YAML file with overrides, a framework's own file as the baseline, or a command."""
+"""Make a Plan: from a YAML file with overrides, a typed command, or a Python call's arguments.
+
+All three share one parser, which returns a Plan or raises a ConfigError with everything that is
+wrong. References are checked for their form, files and programs for existence; a trial finds out
+if a module has the name.
+"""
 
 from __future__ import annotations
 
@@ -47,10 +52,7 @@ from autotune.messages.space import ddp_without_ranks, keys_not_used, not_read, 
 from autotune.note import Note
 from autotune.protocol.attach import with_own_python
 
-# Plain data checked by pydantic, whose errors become sentences: rule, value, remedy.
-#
-# Comes in: a model and the plain data for it. Goes out: what was made of the data, and Problems,
-# each with the path of its value.
+# Validation by pydantic, whose errors become messages: rule, value, remedy
 
 
 _Model = TypeVar("_Model")
@@ -83,14 +85,18 @@ _RULES = {
     "dataclass": "must be a mapping of settings",
     "invalid_key": "a key must be a text",
 }
-"""By pydantic's kind of error, or by the type that it names first: "int" of "int_parsing"."""
+"""Rules by pydantic's kind of error, or by its first word: "int" for "int_parsing"."""
 _UNKNOWN_KEY = {"extra_forbidden", "unexpected_keyword_argument"}  # of a model, of a dataclass
 
 
 def validated(
     model_type: type[_Model], data: Mapping[str, Any], context: dict[str, Any] | None = None
 ) -> tuple[_Model | None, list[Problem]]:
-    """The model of some data, or None; and every rule that pydantic found to be broken, none placed yet."""
+    """Validate data with pydantic.
+
+    Returns:
+        The model or None, and a Problem without a place for every broken rule.
+    """
     try:
         return TypeAdapter(model_type).validate_python(data, context=context), []
     except ValidationError as error:
@@ -99,23 +105,21 @@ def validated(
 
 
 def must_be_given(model_type: Any, name: str) -> str:
-    """That a key is missing, with the words that describe it."""
+    """Return the message for a missing key, with its description."""
     description = _keys(model_type)[name].description
     return "must be given" + (f": {description}" if description else "")
 
 
 def _problem(detail: ErrorDetails, model_type: type, data: object) -> Problem:
     is_about_key = detail["type"] in _UNKNOWN_KEY
-    path = (
-        detail["loc"]
-        if is_about_key or detail["type"] == "missing"
-        else _existing(detail["loc"], data)
-    )
+    path = detail["loc"]
+    if not is_about_key and detail["type"] != "missing":
+        path = _existing(path, data)
     return Problem(path=path, text=_sentence(detail, model_type), is_about_key=is_about_key)
 
 
 def _existing(loc: KeyPath, data: Any) -> KeyPath:
-    """The part of a location that is in the data: pydantic adds the names of validators and of union members."""
+    """Return the part of a location that is in the data, without pydantic's names of validators and unions."""
     for index, key in enumerate(loc):
         try:
             data = data[key]
@@ -155,7 +159,7 @@ def _remedy(kind: str, value: object, context: Mapping[str, Any]) -> str:
 
 
 def _nearest(loc: KeyPath, model_type: type) -> str:
-    """The remedy for an unknown key: where it belongs, the name that is nearest, or all that are allowed."""
+    """Return the remedy for an unknown key: its section, the nearest name, or all allowed names."""
     name = str(loc[-1])
     owner = _model_at(model_type, loc[:-1])
     homes = [*_homes(name, model_type, ()), *_homes(name, owner, loc[:-1])]
@@ -167,21 +171,18 @@ def _nearest(loc: KeyPath, model_type: type) -> str:
 
 
 def _homes(name: str, model_type: type | None, path: KeyPath) -> list[str]:
-    """The sections of the model at a path that have a key of this name, each by its own path.
-
-    A field with a choice of models (a domain's) is no section.
-    """
-    inner = {section: _models_of(field) for section, field in _keys(model_type).items()}
-    found = [
-        section
-        for section, models in inner.items()
-        if len(models) == 1 and name in _keys(models[0])
-    ]
-    return [".".join(map(str, (*path, section))) for section in found]
+    """Return the paths of the sections below `path` that have a key of this name."""
+    found = []
+    for section, field in _keys(model_type).items():
+        models = _models_of(field)
+        # A field with several models (a domain) is no section.
+        if len(models) == 1 and name in _keys(models[0]):
+            found.append(".".join(map(str, (*path, section))))
+    return found
 
 
 def _model_at(model_type: type, path: KeyPath) -> type | None:
-    """The model that holds the value at a path; None where that is no model."""
+    """Return the model at a path, or None."""
     owner: type | None = model_type
     for key in path:
         field = _keys(owner).get(str(key))
@@ -194,20 +195,16 @@ def _models_of(field: FieldInfo) -> list[type]:
 
 
 def _keys(model_type: Any) -> dict[str, FieldInfo]:
-    """The keys of a model or of a pydantic dataclass; none of anything else."""
+    """Return the keys of a model or a pydantic dataclass; none for anything else."""
     fields: dict[str, FieldInfo] = getattr(model_type, "__pydantic_fields__", {})
     return {name: field for name, field in fields.items() if not field.exclude}
 
 
-# A framework's own configuration file as the baseline: what one trains with today.
-#
-# Comes in: the kind of the file and its path. Goes out: a Today, which fills what a plan's document
-# leaves open below `baseline`, each value with its place in the framework's file; and by name what
-# could not be read over.
+# A framework's configuration file as the baseline
 
 
 _JSON = frozenset({"hf", "deepspeed"})
-"""Kinds that their frameworks read as JSON; the others as YAML."""
+"""Kinds of file in JSON; the others are YAML."""
 _TITLES = {
     "hf": "transformers",
     "axolotl": "axolotl",
@@ -219,13 +216,13 @@ _DDP = "ddp."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Today:
-    """What a framework's own file says of the settings of today."""
+    """A framework's configuration file, read as the current settings."""
 
     kind: str
     path: Path
     reading: Reading
     places: Mapping[str, Place]
-    """Where each setting stands in the file; for what the file leaves out, the file itself."""
+    """Place of each setting in the file; the file itself for a default."""
 
 
 def read_today(kind: str, path: Path) -> Today:
@@ -236,7 +233,7 @@ def read_today(kind: str, path: Path) -> Today:
         path: The file.
 
     Raises:
-        ConfigError: there is no such kind, or the file can't be read: rule, value, remedy.
+        ConfigError: There is no such kind, or the file can't be read.
     """
     if kind not in READERS:
         raise ConfigError(
@@ -259,18 +256,18 @@ def read_today(kind: str, path: Path) -> Today:
 
 
 def begin_with(document: Document, today: Today) -> dict[str, ReadOver]:
-    """Fill what a plan's document leaves open below `baseline`: what stands there was said, and wins.
+    """Add a framework's settings to a document's baseline, unless the document has its own.
 
     Returns:
-        What was filled with something that stands in the file, but for DistributedDataParallel's
-        arguments.
+        The origins of the settings that were added and that the file contains, without those of
+        DistributedDataParallel.
     """
     read_over: dict[str, ReadOver] = {}
     if document.data.get("baseline") is None:
         document.data["baseline"] = {}
     own = document.data["baseline"]
     if not isinstance(own, dict):
-        return read_over  # wrong itself, which the plan's parser tells
+        return read_over  # invalid, which the parser reports
     idle = _without_meaning(document, own)
     for setting, value in today.reading.baseline.items():
         if not (setting in own or setting.startswith(_DDP) or setting in idle):
@@ -281,7 +278,7 @@ def begin_with(document: Document, today: Today) -> dict[str, ReadOver]:
                     today.reading.origins[setting], today.reading.optimizer
                 )
     if own.get("strategy") != "ddp" or not isinstance(own.get("ddp", {}), dict):
-        return read_over  # DistributedDataParallel's arguments have no meaning; notes_of tells it
+        return read_over  # DDP's arguments have no meaning, which notes_of reports
     for setting, value in today.reading.baseline.items():
         if setting.startswith(_DDP):
             inner = own.setdefault("ddp", {})
@@ -292,7 +289,7 @@ def begin_with(document: Document, today: Today) -> dict[str, ReadOver]:
 
 
 def _without_meaning(document: Document, own: Mapping[str, Any]) -> set[str]:
-    """Settings of a framework's file that what the plan says leaves without a meaning."""
+    """Return the settings of a framework's file that have no meaning with the plan's own values."""
     idle: set[str] = set()
     if own.get("num_workers") == 0 and isinstance(own.get("num_workers"), int):
         idle |= NEUTRAL_WITHOUT_WORKERS.keys()
@@ -300,12 +297,12 @@ def _without_meaning(document: Document, own: Mapping[str, Any]) -> set[str]:
         idle.add("compile_mode")
     workload = document.data.get("workload")
     if not isinstance(workload, Mapping) or workload.get("optimizer") is None:
-        idle.add("fused")  # the file's is of its own optimizer, and trials take another
+        idle.add("fused")  # it belongs to the file's optimizer, and trials use another
     return idle
 
 
 def notes_of(today: Today, plan: Plan) -> Iterator[Note]:
-    """What could not be read over, and what was taken from the framework's own defaults."""
+    """Yield notes on keys that could not be read, and on defaults of the framework that were used."""
     reading = today.reading
     path = str(today.path)
     for name, reason in reading.unread:
@@ -353,7 +350,7 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _place(document: Document, name: str, path: Path) -> Place:
-    """Where a name of the framework's stands: by line in YAML, by itself in JSON."""
+    """Return the place of a key: its line in YAML, its name in JSON."""
     own: KeyPath = (name,)
     return document.values.get(own) or Place(source=f"{path}: {name}" if name else str(path))
 
@@ -362,12 +359,7 @@ def _locate(document: Document, path: KeyPath, place: Place) -> None:
     document.values[path] = document.keys[path] = place
 
 
-# The border through which every Plan comes in: a YAML file or a command with overrides, or a Python
-# call's arguments.
-#
-# Comes in: a path, or the words of a command, or the arguments by the file's own names. Goes out: a
-# Plan; or a ConfigError with all that is wrong. What is written as text is checked for its form,
-# and files and programs for being there; whether a module holds the name is found out in a trial.
+# The parser
 
 
 FROM_BESIDE_A_COMMAND = (
@@ -377,7 +369,7 @@ FROM_BESIDE_A_COMMAND = (
 )
 
 _MAX_TYPED = 80
-"""Characters of a command that a message shows."""
+"""Most characters of a command in a message."""
 _SHORT = Repr()
 _SHORT.maxstring = _MAX_TYPED
 _NOT_WRITTEN = {
@@ -386,15 +378,15 @@ _NOT_WRITTEN = {
     "read_over": "unknown key; what is read from a framework's own file is told by autotune",
     "policy": "unknown key; the thresholds of a search are no settings",
 }
-"""Fields of a Plan that no file and no call gives."""
+"""Fields of a Plan that can't be given, each with its message."""
 _IDLE_BESIDE_A_COMMAND = frozenset(field.name for field in fields(Workload)) - {"command"}
 
 
 def parse_plan(arguments: Mapping[str, Any], *, name: str) -> Plan:
-    """The Plan of a Python call; an argument that is None is left out.
+    """Return the Plan of a Python call; arguments that are None are left out.
 
     Raises:
-        ConfigError: arguments break rules; all that is wrong, a sentence each.
+        ConfigError: Arguments break rules; one sentence for each.
     """
     plan, problems = _validate(arguments, name, {})
     if plan is None or problems:
@@ -409,14 +401,16 @@ def read_plan(
     executor: ExecutorKind | None = None,
     today: Today | None = None,
 ) -> Plan:
-    """Read a configuration file; each override is `a.b=c`, with c in YAML.
+    """Read a Plan from a configuration file.
 
-    `executor` replaces the file's kind of executor, before the overrides; its address and ranks
-    stay where the kind does. `today` stands below the file and the overrides: it fills what they
-    leave open of the baseline.
+    Args:
+        path: The YAML file.
+        overrides: Values to set, each as `a.b=c` with c in YAML.
+        executor: Replaces the file's kind of executor, before the overrides.
+        today: A framework's settings, for what file and overrides leave out of the baseline.
 
     Raises:
-        ConfigError: the file can't be read, or breaks rules; all that is wrong, a sentence each.
+        ConfigError: The file can't be read, or breaks rules; one sentence for each.
     """
     folders = (str(path.parent.resolve()), str(Path.cwd()))
     return _plan_of(
@@ -427,15 +421,15 @@ def read_plan(
 def command_plan(
     command: Sequence[str], overrides: Sequence[str] = (), *, executor: ExecutorKind | None = None
 ) -> Plan:
-    """The Plan of a command that was typed, its words as they came; everything else is a default or an override's.
+    """Return the Plan of a typed command, with defaults and overrides for everything else.
 
     Raises:
-        ConfigError: the command or an override breaks rules; all that is wrong, a sentence each.
+        ConfigError: The command or an override breaks rules; one sentence for each.
     """
     typed = shlex.join(command)
-    place = Place(
-        source=f"-- {typed if len(typed) <= _MAX_TYPED else f'{typed[: _MAX_TYPED - 3]}...'}"
-    )
+    if len(typed) > _MAX_TYPED:
+        typed = f"{typed[: _MAX_TYPED - 3]}..."
+    place = Place(source=f"-- {typed}")
     workload = {"command": list(command)}
     values: dict[KeyPath, Place] = {("workload",): place, ("workload", "command"): place}
     document = Document(
@@ -454,7 +448,7 @@ def _plan_of(
     folders: tuple[str, ...],
     today: Today | None = None,
 ) -> Plan:
-    """The Plan of a document with its overrides."""
+    """Return the Plan of a document with its overrides."""
     malformed: list[str] = []
     for override in (*_chosen(executor, document), *overrides):
         try:
@@ -463,15 +457,15 @@ def _plan_of(
             malformed.extend(error.problems)
     read_over = {} if today is None else begin_with(document, today)
     plan, broken = _validate(document.data, name, {READ_PART: partial(_reference, folders=folders)})
-    absent = (
-        None if plan is None or plan.workload.command is None else _absent(plan.workload.command)
-    )
-    if absent is not None:
-        broken.append(Problem(path=("workload", "command"), text=absent))
-    if today is not None and plan is not None and plan.workload.command is not None:
-        broken.append(
-            Problem(path=("workload", "command"), text=f"{FROM_BESIDE_A_COMMAND}; leave --from out")
-        )
+    command = None if plan is None else plan.workload.command
+    if command is not None:
+        path = ("workload", "command")
+        absent = _absent(command)
+        if absent is not None:
+            broken.append(Problem(path=path, text=absent))
+        if today is not None:
+            text = f"{FROM_BESIDE_A_COMMAND}; leave --from out"
+            broken.append(Problem(path=path, text=text))
     problems = sorted([*document.problems, *document.placed(broken)], key=_reading_order)
     if plan is None or problems or malformed:
         raise ConfigError(*map(str, problems), *malformed)
@@ -481,7 +475,7 @@ def _plan_of(
 def _validate(
     sections: Mapping[str, Any], name: str, context: dict[str, Any]
 ) -> tuple[Plan | None, list[Problem]]:
-    """The one parser of both borders. A section that is None ("space:") is left out."""
+    """Parse the sections of a file or a call; a section that is None ("space:") is left out."""
     given = {key: value for key, value in sections.items() if value is not None}
     problems = [
         Problem(path=(key,), text=text, is_about_key=True)
@@ -506,7 +500,7 @@ def _validate(
 
 
 def _one_way_to_train(workload: Mapping[str, Any]) -> Iterator[Problem]:
-    """What breaks the rule that a workload is either a model and a dataset or a command alone."""
+    """Yield the problems of a workload that is not either a model and a dataset, or only a command."""
     if workload.get("command") is not None:
         for part in workload:
             if part in _IDLE_BESIDE_A_COMMAND and workload[part] is not None:
@@ -524,7 +518,7 @@ def _one_way_to_train(workload: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def _absent(command: tuple[str, ...]) -> str | None:
-    """That a command starts what is not there, from the working directory; its Python may be our own."""
+    """Return why a command can't be started in the working directory, or None."""
     start = python_start(command)
     if (
         start is not None
@@ -543,7 +537,7 @@ def _absent(command: tuple[str, ...]) -> str | None:
 
 
 def _chosen(executor: ExecutorKind | None, document: Document) -> Iterator[str]:
-    """The override that a kind of executor stands for: in the file's own mapping, unless that is of another kind."""
+    """Yield the override for a kind of executor; it keeps the file's other keys if the kind is the same."""
     if executor is not None:
         own = document.data.get("executor")
         is_alike = isinstance(own, dict) and own.get("kind", executor) == executor

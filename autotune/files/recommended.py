@@ -1,4 +1,8 @@
-"""Write and read recommended.yaml: settings, evidence, the machine, and comments on how to use them."""
+"""Write and read recommended.yaml: the settings to use, the evidence, the machine, and instructions.
+
+`settings`, and `command` and `script` for a script, are exact and are read back; everything else is
+rounded, for people.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +31,15 @@ from autotune.records.measurement import Interval, Measurement
 from autotune.records.result import Recommendation, RunSummary
 from autotune.records.trial import runs_of
 
-# What recommended.yaml says of the machine that it was found on: written, read back, and compared
-# with another.
+# The machine
 
 
 _KEYS = {"device_name": "name", "device_count": "devices"}
-"""What the file calls the fields by which machines are compared, where that is another name."""
+"""Names in the file for fields of an Environment, where they differ."""
 
 
 def describe_machine(environment: Environment) -> dict[str, object]:
-    """What the file says of a machine: the fields by which two machines are compared, device, Python, fingerprint."""
+    """Return the file's description of a machine: the fields that are compared, device, Python, fingerprint."""
     compared = {_KEYS.get(name, name): value for name, value in environment.comparable().items()}
     plain = {
         name: list(value) if isinstance(value, tuple) else value for name, value in compared.items()
@@ -50,17 +53,17 @@ def describe_machine(environment: Environment) -> dict[str, object]:
 
 
 def read_machine(path: Path) -> dict[str, object]:
-    """What a recommended.yaml says of the machine that it was found on; empty where it says nothing."""
+    """Read the machine from a recommended.yaml; empty if there is none."""
     machine = read_document(path).data.get("machine")
     return dict(machine) if isinstance(machine, dict) else {}
 
 
 def differing_fields(there: Mapping[str, object], here: Mapping[str, object]) -> list[str]:
-    """Describe each field in which two machines differ, of those that both have: "driver 550 there, 570 here".
+    """Describe each field in which two machines differ, such as "driver 550 there, 570 here".
 
     Args:
-        there: As a file describes it, which may hold anything.
-        here: As `describe_machine` does, or a part of that.
+        there: A machine from a file, with any contents.
+        here: A machine by `describe_machine`, or a part of it; only fields of both are compared.
     """
     keys = ((name, _KEYS.get(name, name)) for name in COMPARED)
     return [
@@ -71,14 +74,12 @@ def differing_fields(there: Mapping[str, object], here: Mapping[str, object]) ->
 
 
 def _shown(value: object) -> str:
-    """A value of a file, which may hold anything, in a few printable characters."""
+    """Return a value from a file as at most 60 printable characters."""
     text = "none" if value is None else str(value)
     return "".join(character if character.isprintable() else "?" for character in text[:60])
 
 
-# The head of a recommended.yaml: how its settings are used, as comments.
-#
-# Comes in: the RunSummary of a search and its recommendation. Goes out: lines of comments.
+# The head: comments on how to use the settings
 
 
 _HEADER = """\
@@ -113,9 +114,9 @@ _TRAINERS = {
     "Lightning's Trainer": "lightning",
     "accelerate": "accelerate",
 }
-"""Targets by what notes call a framework."""
+"""Export targets by a framework's name in notes."""
 _OF_TRAINERS = {"beside_training", "prepared_by"}
-"""Notes that name the framework whose objects were given."""
+"""Codes of notes that name the framework of the given objects."""
 _USES = {
     "hf": """\
 #     arguments = TrainingArguments(..., **export.settings)  # and all others as in your own
@@ -170,10 +171,10 @@ _LOADERS = {
 #     loader = DataLoader(dataset, batch_sampler=..., {threads}**config.loader_settings)  # your own batch sampler
 """,
 }
-"""A DataLoader refuses `shuffle` beside a sampler or for a stream, and `batch_size` beside a batch
-sampler."""
+"""Lines that make the loader, by kind. A DataLoader refuses `shuffle` with a sampler or a stream, and
+`batch_size` with a batch sampler."""
 _WORKER_THREADS = 'worker_init_fn=config.dataloader_kwargs()["worker_init_fn"], '
-"""For a loader that takes the settings alone."""
+"""Argument of a loader that takes `config.loader_settings`."""
 _SHARES = """\
 #     # each rank's loader must draw a share of its own, as by a DistributedSampler: a copy keeps the sampler of yours
 """
@@ -200,7 +201,7 @@ _SWITCHES = {
     "fused": "fused=True of the optimizer",
     "cudnn_benchmark": "torch.backends.cudnn.benchmark = True",
 }
-"""What stands in the user's own code for settings that nothing here switches off there."""
+"""Code of the user's for settings that the exported code does not switch off."""
 _MALLOC = """\
 # It was measured in processes that keep the memory that they free. To have the same in training, put this before the
 # command that starts it:
@@ -211,7 +212,7 @@ _MALLOC = """\
 
 
 def header_of(summary: RunSummary, recommendation: Recommendation) -> str:
-    """How to train with what is recommended: in one's own loop, or by one's own script."""
+    """Return the comments on how to train with a recommendation."""
     if summary.facts.script is not None:
         return _script_header(summary, recommendation)
     framework = _framework(summary)
@@ -233,20 +234,20 @@ def _script_header(summary: RunSummary, recommendation: Recommendation) -> str:
     config = recommendation.config
     before = summary.baseline
     script = summary.facts.script
-    is_left = config.lr != before.lr and script is not None and "lr" not in script.placeholders
+    lr = ""
+    if config.lr != before.lr and script is not None and "lr" not in script.placeholders:
+        lr = _SCRIPT_LR.format(before=before.lr, factor=round(config.lr / before.lr, 4))
     return _SCRIPT_HEADER.format(
         version=summary.autotune_version,
         name=_printable(summary.name),
         device=_printable(summary.environment.device_name),
         command=_printable(shlex.join(summary.command)),
-        lr=_SCRIPT_LR.format(before=before.lr, factor=round(config.lr / before.lr, 4))
-        if is_left
-        else "",
+        lr=lr,
     )
 
 
 def _framework(summary: RunSummary) -> str | None:
-    """Whose trainer was given, by the name that notes have for it; None: the loop is the user's own."""
+    """Return the framework whose trainer was given, by its name in notes; None for the user's own loop."""
     named = (
         str(found.figures.get("framework")) for found in summary.notes if found.code in _OF_TRAINERS
     )
@@ -256,6 +257,11 @@ def _framework(summary: RunSummary) -> str | None:
 def _trainer_header(summary: RunSummary, config: TrainingConfig, framework: str) -> str:
     target = _TRAINERS[framework]
     beside = _beside(summary.facts, config)
+    if beside:
+        beside = f"# The search had beside your loader, which must be made with it: {beside}.\n"
+    optimizer = ""
+    if config.fused:
+        optimizer = f', optimizer="{_printable(summary.facts.optimizer.name)}"'
     return _TRAINER_HEADER.format(
         version=summary.autotune_version,
         name=_printable(summary.name),
@@ -263,20 +269,16 @@ def _trainer_header(summary: RunSummary, config: TrainingConfig, framework: str)
         framework=framework,
         target=target,
         kind=_printable(summary.environment.device.partition(":")[0]),
-        optimizer=f', optimizer="{_printable(summary.facts.optimizer.name)}"'
-        if config.fused
-        else "",
+        optimizer=optimizer,
         use=_USES[target],
-        beside=f"# The search had beside your loader, which must be made with it: {beside}.\n"
-        if beside
-        else "",
+        beside=beside,
         taken_off=_taken_off(summary.baseline, config),
         malloc=_malloc(summary.environment),
     )
 
 
 def _loader(facts: WorkloadFacts, config: TrainingConfig) -> str:
-    """How the loader that was measured is made."""
+    """Return the lines that make the measured loader."""
     lines = _LOADERS[_loader_of(facts, config)]
     threads = "" if config.worker_threads is None else _WORKER_THREADS
     made = lines.format(
@@ -287,12 +289,10 @@ def _loader(facts: WorkloadFacts, config: TrainingConfig) -> str:
 
 
 def _beside(facts: WorkloadFacts, config: TrainingConfig) -> str:
-    """What was given beside a DataLoader, with the size that a batch sampler was made for; "": nothing was."""
-    size = (
-        f"max_tokens={config.loader_max_tokens}"
-        if facts.has_token_budget
-        else f"batch_size={config.loader_batch_size}"
-    )
+    """Return the arguments given next to a DataLoader, with the size for a batch sampler; "" without any."""
+    size = f"batch_size={config.loader_batch_size}"
+    if facts.has_token_budget:
+        size = f"max_tokens={config.loader_max_tokens}"
     is_made = facts.has_token_budget or facts.fixed_batch_size is None
     sizes = {"batch_sampler": f"batch_sampler (for {size})"} if is_made else {}
     return ", ".join(sizes.get(name, name) for name in facts.objects.beside)
@@ -313,7 +313,7 @@ def _loader_of(facts: WorkloadFacts, config: TrainingConfig) -> str:
 
 
 def _ranks(config: TrainingConfig) -> str:
-    """How several devices were used; "" for one."""
+    """Return the comment on several devices; "" for one."""
     if config.strategy == "single":
         return ""
     return (_DDP if config.strategy == "ddp" else _DP).format(count=config.world_size)
@@ -324,7 +324,7 @@ def _binding(config: TrainingConfig) -> str:
 
 
 def _taken_off(before: TrainingConfig, config: TrainingConfig) -> str:
-    """Switches of the user's own code that are not recommended; "" where there are none."""
+    """Return the comment on switches to remove from the user's code; "" without any."""
     names = [
         name
         for setting, name in _SWITCHES.items()
@@ -334,20 +334,16 @@ def _taken_off(before: TrainingConfig, config: TrainingConfig) -> str:
 
 
 def _malloc(environment: Environment) -> str:
-    """How to start training as trials were; "" where that goes without saying."""
+    """Return the comment on malloc's environment variables; "" if trials had none."""
     return _MALLOC.format(switches=" ".join(environment.malloc)) if environment.keeps_memory else ""
 
 
 def _printable(text: str) -> str:
-    """A text for a comment, which must be one line of characters that YAML allows."""
+    """Return a text as one line of printable characters, for a comment."""
     return "".join(char if char.isprintable() else "?" for char in " ".join(text.split()))
 
 
-# recommended.yaml, out and in: the settings to use, with their evidence.
-#
-# Comes in: the RunSummary of a search, or the path of a file. Goes out: the file's text, or the
-# TrainingConfig in it. `settings` is exact and is all that is read back; the rest is rounded, for
-# people.
+# The file
 
 
 _FORMAT = 1
@@ -377,10 +373,10 @@ def recommended_yaml(summary: RunSummary) -> str:
 
 
 def read_recommended(path: str | Path) -> TrainingConfig:
-    """The settings of a recommended.yaml.
+    """Read the settings of a recommended.yaml.
 
     Raises:
-        ConfigError: the file can't be read, is no recommended.yaml, or was changed to what breaks a
+        ConfigError: The file can't be read, is no recommended.yaml, or was changed to what breaks a
             rule.
     """
     path = Path(path)
@@ -408,7 +404,7 @@ def read_recommended(path: str | Path) -> TrainingConfig:
 
 
 def _malloc_switch(switch: str) -> str:
-    """Refuse any other variable: one such as LD_PRELOAD would run code where the file is applied."""
+    """Refuse any other variable: LD_PRELOAD, for example, would run code when the file is applied."""
     if re.fullmatch(r"MALLOC_(MMAP|TRIM)_THRESHOLD_=[0-9]+", switch) is None:
         raise ValueError(
             f"must be MALLOC_MMAP_THRESHOLD_=N or MALLOC_TRIM_THRESHOLD_=N, N whole, but got "
@@ -418,21 +414,21 @@ def _malloc_switch(switch: str) -> str:
 
 
 class AppliedScript(FrozenModel):
-    """What a recommended.yaml says of the script that it was found for."""
+    """The script's part of a recommended.yaml."""
 
     command: tuple[str, ...]
-    """As it was searched with, placeholders and all."""
+    """Command of the search, with placeholders."""
     script: ScriptFacts
-    """How its settings are reached."""
+    """Facts by which its settings are applied."""
     malloc: tuple[Annotated[str, AfterValidator(_malloc_switch)], ...] = ()
-    """What was set for glibc's malloc in trials, as NAME=value."""
+    """Variables for glibc's malloc in trials, as NAME=value."""
 
 
 def read_script(path: str | Path) -> AppliedScript:
-    """What a recommended.yaml says of the script that it was found for.
+    """Read the script's part of a recommended.yaml.
 
     Raises:
-        ConfigError: the file can't be read, or was not found for a command.
+        ConfigError: The file can't be read, or was not found for a command.
     """
     document = read_document(Path(path))
     given = {name: document.data.get(name) for name in ("command", "script", "malloc")}
@@ -458,14 +454,11 @@ def _script(summary: RunSummary, script: ScriptFacts) -> dict[str, Any]:
 
 
 def _left_out(settings: dict[str, Any]) -> Iterator[Problem]:
-    """The settings that are missing, in their order: a line that was lost must not turn into a default."""
+    """Yield a problem for each missing setting, since a lost line must not become a default."""
     ddp = settings.get("ddp")
     paths: list[KeyPath] = [(name,) for name in TrainingConfig.model_fields if name not in settings]
-    paths += (
-        [("ddp", name) for name in DdpConfig.model_fields if name not in ddp]
-        if isinstance(ddp, dict)
-        else []
-    )
+    if isinstance(ddp, dict):
+        paths += [("ddp", name) for name in DdpConfig.model_fields if name not in ddp]
     for path in paths:
         yield Problem(text="must be given: autotune writes every setting", path=path)
 
@@ -523,5 +516,5 @@ def _interval(figure: Interval | None) -> dict[str, float | None] | None:
 
 
 def _rounded(value: float | None) -> float | None:
-    """Four significant digits; None for what is not known, such as an interval's open end."""
+    """Return four significant digits; None for an unknown value, such as an interval's open end."""
     return float(f"{value:.{_DIGITS}g}") if value is not None and isfinite(value) else None

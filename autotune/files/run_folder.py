@@ -1,8 +1,8 @@
 """The run folder: its file names, its lock, and what is written there.
 
 Comes in: a path, the records and models of a search. Goes out: a RunFolder that is locked while a
-search works in it, and the summary of a finished one. Only the user may read what lies there (0700,
-files 0600). A search that goes on reads its trials from study.db alone.
+search works in it, and the summary of a finished one. Only the user may read its files (folders 0700,
+files 0600). A search that is continued reads its trials only from study.db.
 """
 
 from __future__ import annotations
@@ -37,23 +37,22 @@ from autotune.records.result import Curves, RunSummary
 from autotune.records.trial import TrialRecord
 
 _OF_SQLITE = ("-wal", "-shm", "-journal")
-"""How the names of the files end that SQLite has beside a database. Source:
-sqlite.org/tempfiles.html."""
+"""Suffixes of the files that SQLite keeps next to a database. Source: sqlite.org/tempfiles.html."""
 
 
 class RunFolder:
-    """Names every file of a run. Made by `open_run_folder`, which holds the lock."""
+    """The paths of all files of a run; `open_run_folder` makes it and holds the lock."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.study = path / "study.db"
-        """An ordinary Optuna SQLite study."""
+        """Optuna study in SQLite."""
         self.trials = path / "trials.jsonl"
-        """One TrialRecord a line, for people and scripts: autotune never reads it."""
+        """One TrialRecord per line, for people and scripts; autotune never reads it."""
         self.recommended = path / "recommended.yaml"
         """The configuration to use."""
         self.patch = path / "recommended.patch"
-        """The same as a change of the script to read, where its own call is literal."""
+        """The same as a diff of the script, if its DataLoader call has literals."""
         self.report = path / "report.md"
         """The report in Markdown."""
         self.page = path / "report.html"
@@ -61,23 +60,23 @@ class RunFolder:
         self.environment = path / "environment.json"
         """The machine and the versions."""
         self.summary = path / "summary.json"
-        """Everything that a report is made from."""
+        """Data of all reports."""
         self.curves = path / "curves.json"
-        """What measuring loader and device alone has shown, for a search that goes on."""
+        """Measurements of loader and device alone, for a search that is continued."""
         self.logs = path / "logs"
-        """What trials have printed."""
+        """Output of trials."""
         self.payload = path / "payload"
-        """The workload as trials read it; gone when the search is over."""
+        """The workload for trials; removed when the search ends."""
         self.scratch = path / "scratch"
-        """Trials' own folders; gone when the search is over."""
+        """Folders of trials; removed when the search ends."""
         self.lock = path / ".lock"
-        """Held by the one search that works here."""
+        """Lock of the search that works here."""
         self.holder = path / ".holder"
-        """By which process, while it is held."""
+        """Process that holds the lock."""
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """What a search leaves, but for the logs and the lock."""
+        """Files that a search leaves, without logs and lock."""
         reports = (self.recommended, self.patch, self.report, self.page)
         return (self.study, self.trials, *reports, self.environment, self.summary, self.curves)
 
@@ -87,7 +86,7 @@ class RunFolder:
         return tuple(self.study.with_name(f"{self.study.name}{end}") for end in _OF_SQLITE)
 
     def read_curves(self) -> Curves | Note | None:
-        """What an earlier call measured of loader and device alone, or why that can't be read: it is measured again."""
+        """Read the measurements of loader and device alone; None or a note if they must be repeated."""
         try:
             return Curves.model_validate_json(self.curves.read_bytes())
         except FileNotFoundError:
@@ -98,7 +97,7 @@ class RunFolder:
             return file_damaged(self.curves.name, reason=_first_of(error))
 
     def append_trial(self, record: TrialRecord) -> None:
-        """Add a trial to trials.jsonl, once the study holds it."""
+        """Add a trial to trials.jsonl, after the study has it."""
         try:
             with open(self.trials, "ab", opener=private_file) as file:
                 file.write(record.model_dump_json().encode() + b"\n")
@@ -115,27 +114,27 @@ class RunFolder:
             self.trials.unlink(missing_ok=True)
 
     def write_summary(self, summary: RunSummary) -> None:
-        """Write what reports are made from."""
+        """Write the data of reports."""
         self.write_trials(summary.trials)
         write_atomic(self.environment, summary.environment.model_dump_json(indent=2).encode())
         write_atomic(self.summary, summary.model_dump_json().encode())
 
     def has_reports(self) -> bool:
-        """Whether both reports were written after the summary."""
+        """Return True if both reports were written after the summary."""
         with suppress(FileNotFoundError):
             written = self.summary.stat().st_mtime_ns
             return all(path.stat().st_mtime_ns >= written for path in (self.report, self.page))
         return False
 
     def clear(self) -> None:
-        """Remove a former run: the files named here, and no other."""
+        """Remove an earlier run: only the files named here."""
         self.remove_temporary()
         _remove_folder(self.logs)
         for file in (*self.files, *self.sqlite_files):
             file.unlink(missing_ok=True)
 
     def remove_temporary(self) -> None:
-        """Remove what only trials need, and files half written: a search that was killed has left them."""
+        """Remove files of trials and unfinished files, which a killed search leaves."""
         remove_unfinished(self.path)
         if self.scratch.is_dir() and not self.scratch.is_symlink():
             for trial in self.scratch.iterdir():
@@ -149,7 +148,7 @@ class RunFolder:
 
 
 def _remove_folder(path: Path) -> None:
-    """Remove a folder with what is in it; of a link the link alone, and a file in its place."""
+    """Remove a folder with its contents; a link or a file is removed itself."""
     if path.is_symlink() or path.is_file():
         path.unlink(missing_ok=True)
     else:
@@ -157,7 +156,7 @@ def _remove_folder(path: Path) -> None:
 
 
 def new_run_dir() -> Path:
-    """A folder below ./runs that does not exist yet, named by the time."""
+    """Return the path of a new folder in ./runs, named by the time."""
     stem = Path("runs", datetime.now().astimezone().strftime("%Y-%m-%d-%H%M%S"))
     candidates = (
         stem if number == 1 else stem.with_name(f"{stem.name}-{number}")
@@ -168,11 +167,11 @@ def new_run_dir() -> Path:
 
 @contextmanager
 def open_run_folder(path: Path, *, fresh: bool) -> Iterator[RunFolder]:
-    """Make or open a run folder and hold its lock; `fresh` removes a former run.
+    """Make or open a run folder and hold its lock; `fresh` removes an earlier run.
 
     Raises:
-        RunFolderError: it belongs to somebody else, anybody may write in it, it can't be written,
-            or another search works there.
+        RunFolderError: It belongs to another user, others may write in it, it can't be written, or
+            another search works in it.
     """
     folder = RunFolder(path.absolute())
     refuse_unfit(folder.path)
@@ -186,18 +185,17 @@ def open_run_folder(path: Path, *, fresh: bool) -> Iterator[RunFolder]:
             _prepare(folder, fresh=fresh)
             yield folder
         finally:
-            with suppress(
-                OSError
-            ):  # what the search has raised comes first; the next search removes what is left
+            # Keep the search's own exception; the next search removes what remains.
+            with suppress(OSError):
                 folder.remove_temporary()
 
 
 def read_summary(path: Path) -> RunSummary:
-    """Read a finished run back from its folder alone.
+    """Read the summary of a finished run from its folder.
 
     Raises:
-        ConfigError: the folder holds no finished run, or one that can't be read; the message names
-            the file.
+        ConfigError: The folder has no finished run, or it can't be read; the message names the
+            file.
     """
     file = RunFolder(path).summary
     try:
@@ -225,7 +223,7 @@ def _first_of(error: ValidationError) -> str:
 
 
 def recommended_of(path: Path) -> Path:
-    """Return the recommended.yaml of a run folder; the path itself where it is no folder."""
+    """Return the recommended.yaml of a run folder; any other path as it is."""
     is_folder = isdir(path)  # noqa: PTH112 - unlike Path.is_dir, no error for a name that no file system takes
     return RunFolder(path).recommended if is_folder else path
 
@@ -238,13 +236,11 @@ def _prepare(folder: RunFolder, *, fresh: bool) -> None:
         for kept in (folder.logs, folder.scratch):
             kept.mkdir(mode=0o700, exist_ok=True)
             os.close(os.open(kept, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW))
-        os.close(
-            os.open(folder.study, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        )  # SQLite would let others read
+        # SQLite would create it readable for others.
+        os.close(os.open(folder.study, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
         sync_folder(folder.path)
-        with suppress(
-            PermissionError
-        ):  # whoever may make a folder in another may not always read that
+        # One may be allowed to create a folder in another, but not to read that.
+        with suppress(PermissionError):
             sync_folder(folder.path.parent)
     except OSError as error:
         raise disk_error(folder.path, error) from error

@@ -1,4 +1,12 @@
-"""Write recommended.patch: the recommended loader settings as a diff of the user's own DataLoader call."""
+"""Write recommended.patch: a diff that sets the recommended loader settings in the user's DataLoader call.
+
+Comes in: the script, the line that makes its training loader, the wanted settings. Goes out: a
+unified diff for the user to review, the settings that it sets, and why the others were left out.
+The script is read and never written.
+
+Only literals are changed: a literal argument, a missing argument whose default is known, or a
+constant of the module that only this call reads.
+"""
 
 from __future__ import annotations
 
@@ -24,30 +32,28 @@ from autotune.config.training_config import (
 )
 from autotune.settings_table import SETTINGS
 
-# Reads a training script, sets arguments of one call in its text, all else left as it was, and
-# makes the unified diff.
-#
-# The changed text is parsed again, and returned only if exactly these arguments differ.
+# Editing: set arguments of one call in a script's text, and make the diff. The changed text is
+# parsed again, and used only if exactly these arguments differ.
 
 
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
-"""A line as Python counts them: str.splitlines knows more ends."""
+"""A line as Python counts them; str.splitlines splits at more characters."""
 _ROW_END = re.compile(r"[\r\n]")
 _SIGN = re.compile(r"#[^\r\n]*|([(),])")
 _Edit = tuple[int, int, str]
-"""Text to stand in place of what lies between two offsets."""
+"""Start offset, end offset, and the text that replaces what is between them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """A script that was read."""
+    """A parsed script with its exact text."""
 
     source: Path
     raw: bytes
     encoding: str
     text: str
     lines: Sequence[str]
-    """With their ends."""
+    """Lines of the text, with their line ends."""
     tree: ast.Module
 
 
@@ -60,9 +66,11 @@ def read_script(source: Path) -> Script | str:
         is_kept = text.encode(encoding) == raw
     except (OSError, SyntaxError, ValueError):
         return "unreadable"
+    if not is_kept:
+        return "unreadable"
     tree = _parsed(text)
-    if not is_kept or tree is None:
-        return "unparsable" if is_kept else "unreadable"
+    if tree is None:
+        return "unparsable"
     return Script(
         source=source, raw=raw, encoding=encoding, text=text, lines=_LINE.findall(text), tree=tree
     )
@@ -71,27 +79,35 @@ def read_script(source: Path) -> Script | str:
 def _parsed(text: str) -> ast.Module | None:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # such as of invalid escapes, which are the script's
+            warnings.simplefilter("ignore")  # such as for invalid escapes in the script
             return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
 
 def with_arguments(script: Script, call: LoaderCall, changes: Mapping[str, object]) -> str | None:
-    """Return the text with these arguments of a call set, by keyword; None where the result isn't what was meant.
+    """Return the script's text with arguments of a call changed.
 
-    An argument that is given is replaced where its value stands; one that is missing is added at
-    the call's end.
+    An argument that the call has is replaced where its value is written; a missing one is added at
+    the end of the call.
+
+    Args:
+        script: The script.
+        call: The call to change.
+        changes: New values, by keyword.
+
+    Returns:
+        The changed text, or None if it does not parse to exactly these changes.
     """
     text = _edited(script.text, _edits(script, call, changes))
     return text if _is_as_meant(script, call, text, changes) else None
 
 
 def script_diff(script: Script, text: str) -> str:
-    """Return a unified diff to a changed text, for `patch -p1` and `git apply`.
+    """Return the unified diff to a changed text, for `patch -p1` and `git apply`.
 
-    Bytes that are no UTF-8 are surrogates in it. Its path is the script's as seen from the current
-    folder; the name alone where the script lies elsewhere.
+    Bytes that are not UTF-8 become surrogates. The path in it is relative to the current folder, or
+    the file name alone if the script is outside of it.
     """
     name = _shown(script.source)
     rows = unified_diff(
@@ -100,26 +116,29 @@ def script_diff(script: Script, text: str) -> str:
         _header("a", name),
         _header("b", name),
     )
-    return "".join(
-        row if row.endswith("\n") else f"{row}\n\\ No newline at end of file\n" for row in rows
-    )
+    diff = ""
+    for row in rows:
+        diff += row
+        if not row.endswith("\n"):
+            diff += "\n\\ No newline at end of file\n"
+    return diff
 
 
 def _edits(script: Script, call: LoaderCall, changes: Mapping[str, object]) -> Iterator[_Edit]:
+    added = []
     for keyword, value in changes.items():
         if keyword in call.given:
             node = standing(call, keyword)
             yield _offset(script, node.lineno, node.col_offset), _end(script, node), repr(value)
-    added = [
-        f"{keyword}={value!r}" for keyword, value in changes.items() if keyword not in call.given
-    ]
+        else:
+            added.append(f"{keyword}={value!r}")
     if added:
         yield from _additions(script, call.node, added)
 
 
 def _additions(script: Script, call: ast.Call, added: Sequence[str]) -> Iterator[_Edit]:
-    """Yield new arguments at the end of a call, in the form of those that it has."""
-    # What lies between the last argument and the parenthesis that ends the call holds no string.
+    """Yield the edits that add arguments at the end of a call, in the layout of its own."""
+    # Find the last sign, "(" or ",", behind the last argument. No string can be there.
     here = max(_end(script, node) for node in (call.func, *_arguments(call)))
     end = _end(script, call) - 1
     signs = [sign for sign in _SIGN.finditer(script.text, here, end) if sign[1]]
@@ -128,24 +147,25 @@ def _additions(script: Script, call: ast.Call, added: Sequence[str]) -> Iterator
         here = signs[-1].end()
     closing = "," if last == "," else ""
     indent = _indent(script, call)
+    # All arguments are on one line: go on there.
     if indent is None:
         opening = {",": " ", "(": ""}.get(last, ", ")
         yield here, here, f"{opening}{', '.join(added)}{closing}"
         return
+    # One argument per line: add lines, after a comment that may follow the last argument.
     first = script.lines[call.lineno - 1]
     line_end = first[len(first.rstrip("\r\n")) :]
     yield here, here, "" if closing else ","
-    if row_end := _ROW_END.search(script.text, here, end):  # a comment may follow the last argument
+    if row_end := _ROW_END.search(script.text, here, end):
         here = row_end.start()
     rows = f",{line_end}".join(indent + argument for argument in added)
     yield here, here, f"{line_end}{rows}{closing}"
 
 
 def _indent(script: Script, call: ast.Call) -> str | None:
-    """Return what stands before the last argument that has a line of its own; None where none has."""
-    for argument in sorted(
-        _arguments(call), key=lambda node: (node.lineno, node.col_offset), reverse=True
-    ):
+    """Return the indentation of the last argument that starts a line; None if none does."""
+    arguments = sorted(_arguments(call), key=lambda node: (node.lineno, node.col_offset))
+    for argument in reversed(arguments):
         before = _before(script, argument.lineno, argument.col_offset)
         if argument.lineno > (call.func.end_lineno or 0) and not before.strip(" \t\f("):
             return before[: len(before) - len(before.lstrip())]
@@ -157,7 +177,7 @@ def _arguments(call: ast.Call) -> list[ast.expr | ast.keyword]:
 
 
 def _before(script: Script, row: int, byte: int) -> str:
-    """Return what stands before a place in its line; ast counts bytes."""
+    """Return the text before a place in its line; ast counts in bytes."""
     return script.lines[row - 1].encode()[:byte].decode()
 
 
@@ -166,17 +186,16 @@ def _offset(script: Script, row: int, byte: int) -> int:
 
 
 def _end(script: Script, node: ast.expr | ast.keyword) -> int:
-    assert node.end_lineno is not None, "what was parsed has its places"  # noqa: S101 -- a bug of ours
-    assert node.end_col_offset is not None, "what was parsed has its places"  # noqa: S101 -- as above
+    assert node.end_lineno is not None, "parsed nodes have positions"  # noqa: S101 -- a bug of ours
+    assert node.end_col_offset is not None, "parsed nodes have positions"  # noqa: S101 -- as above
     return _offset(script, node.end_lineno, node.end_col_offset)
 
 
 def _edited(text: str, edits: Iterable[_Edit]) -> str:
     pieces = []
     done = 0
-    for start, end, new in sorted(
-        edits, key=itemgetter(0)
-    ):  # stable: of two at one place the first stays the first
+    # The sort is stable: two edits at one place keep their order.
+    for start, end, new in sorted(edits, key=itemgetter(0)):
         pieces += [text[done:start], new]
         done = end
     return "".join([*pieces, text[done:]])
@@ -185,23 +204,22 @@ def _edited(text: str, edits: Iterable[_Edit]) -> str:
 def _is_as_meant(
     script: Script, call: LoaderCall, text: str, changes: Mapping[str, object]
 ) -> bool:
-    """Return whether the text, parsed again, is the script with these arguments of the call changed, and no others."""
+    """Return True if the text parses to the script with exactly these arguments of the call changed."""
     tree = _parsed(text)
     if tree is None:
         return False
-    new: dict[ast.AST, ast.AST] = {
-        standing(call, keyword): _expression(value)
-        for keyword, value in changes.items()
-        if keyword in call.given
-    }
-    added = [
-        ast.keyword(word, _expression(value))
-        for word, value in changes.items()
-        if word not in call.given
-    ]
+    # Compare with the old tree, in which the changed nodes are exchanged.
+    new: dict[ast.AST, ast.AST] = {}
+    added = []
+    for keyword, value in changes.items():
+        if keyword in call.given:
+            new[standing(call, keyword)] = _expression(value)
+        else:
+            added.append(ast.keyword(keyword, _expression(value)))
     new[call.node] = ast.Call(call.node.func, call.node.args, [*call.node.keywords, *added])
     if list(_shape(script.tree, new)) != list(_shape(tree, {})):
         return False
+    # The loader must get the values, also through constants.
     changed = numbered_call(tree, call.number)
     return all(
         repr(value_of(changed, keyword)) == repr(value) for keyword, value in changes.items()
@@ -213,7 +231,7 @@ def _expression(value: object) -> ast.expr:
 
 
 def _shape(tree: ast.AST, new: Mapping[ast.AST, ast.AST]) -> Iterator[object]:
-    """Yield all that a tree holds, some of its nodes exchanged; ast.dump would recurse."""
+    """Yield the contents of a tree with some nodes exchanged, without recursion, unlike ast.dump."""
     todo = deque([tree])
     while todo:
         first = todo.popleft()
@@ -229,59 +247,56 @@ def _leaf(value: object) -> object:
 
 
 def _rows(raw: bytes) -> list[str]:
-    """Split lines as git and patch do: at line feeds alone."""
+    """Split into lines as git and patch do: at line feeds only."""
     return re.findall(r"[^\n]*\n|[^\n]+", raw.decode("utf-8", "surrogateescape"))
 
 
 def _header(side: str, name: str) -> str:
-    """Return a name as git writes it: with a tab behind one that has blanks, and in quotes where it has worse."""
+    """Return a path as git writes it: followed by a tab if it has spaces, quoted if it has control characters."""
     path = f"{side}/{name}"
     if any(char in '"\\' or ord(char) < ord(" ") for char in path):
-        escaped = (
-            f"\\{byte:03o}" if chr(byte) in '"\\' or not 32 <= byte < 127 else chr(byte)
-            for byte in os.fsencode(path)
-        )
-        return f'"{"".join(escaped)}"'
+        escaped = ""
+        for byte in os.fsencode(path):
+            is_plain = 32 <= byte < 127 and chr(byte) not in '"\\'
+            escaped += chr(byte) if is_plain else f"\\{byte:03o}"
+        return f'"{escaped}"'
     return f"{path}\t" if " " in path else path
 
 
 def _shown(source: Path) -> str:
-    """Return the script as seen from the current folder; its name alone where it lies elsewhere."""
+    """Return the path relative to the current folder, or the file name if it is outside of it."""
     real = source.resolve()
     here = Path.cwd()
     return real.relative_to(here).as_posix() if real.is_relative_to(here) else real.name
 
 
-# The call in a training script that makes its loader, and what it gives the loader.
-#
-# Comes in: a script's syntax tree, the line of the call. Goes out: the call with its arguments by
-# keyword, and their values where the script alone tells them. Names are followed through imports,
-# plain subclasses and a module's constants.
+# Finding the call that makes the loader, and the values of its arguments. Names are followed
+# through imports, plain subclasses and constants of the module.
 
 
 UNKNOWN = object()
-"""The value of what the script alone doesn't tell."""
+"""Value of an argument that can't be read from the script."""
 
 _PARAMETERS = (
-    *(
-        "dataset",
-        "batch_size",
-        "shuffle",
-        "sampler",
-        "batch_sampler",
-        "num_workers",
-        "collate_fn",
-        "pin_memory",
-    ),
-    *("drop_last", "timeout", "worker_init_fn", "multiprocessing_context", "generator"),
+    "dataset",
+    "batch_size",
+    "shuffle",
+    "sampler",
+    "batch_sampler",
+    "num_workers",
+    "collate_fn",
+    "pin_memory",
+    "drop_last",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "generator",
 )
-"""Positional parameters of torch.utils.data.DataLoader; torchdata's StatefulDataLoader has the
-same."""
+"""Positional parameters of torch.utils.data.DataLoader, and of torchdata's StatefulDataLoader."""
 _DEFAULTS: dict[str, object] = {
     "batch_size": 1,
     "batch_sampler": None,
     "timeout": 0,
-    "multiprocessing_context": None,
     **{setting.name: setting.neutral for setting in SETTINGS if setting.is_loader_argument},
 }
 _LOADER_MODULES = {
@@ -296,25 +311,25 @@ _LOADERS = frozenset(
 )
 _SETTINGS = frozenset({"batch_size", *LOADER_ARGUMENTS})
 _DYNAMIC = frozenset({"eval", "exec", "globals", "locals"})
-"""A script that uses these may set or read its constants by text."""
+"""Functions by which a script may set or read its constants by their names."""
 _OTHER_NAME = 3
 _NO_LOADER = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Names:
-    """What a script's own names stand for."""
+    """The names that a script defines, with their meanings."""
 
     bound: Counter[str]
-    """How often each is given a value, in any scope."""
+    """Number of times that each is assigned, in any scope."""
     read: Counter[str]
-    """How often each is read, strings of that text among them."""
+    """Number of times that each is read, or is the text of a string."""
     imports: Mapping[str, Sequence[str]]
-    """The full names of what imports bind to each."""
+    """Full names of the objects that imports bind to each."""
     bases: Mapping[str, Sequence[str]]
-    """Of a class that makes its objects as its one base does: that base, as the script names it."""
+    """The base of each class that has a single one and no constructor, as the script names it."""
     constants: Mapping[str, ast.expr]
-    """The literals of names that the module gives a value once and for all."""
+    """Literals of the names that the module assigns once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,68 +338,64 @@ class LoaderCall:
 
     node: ast.Call
     number: int
-    """Which of the script's calls it is, in the order of ast.walk."""
+    """Index among the script's calls, in the order of ast.walk."""
     is_torch: bool
-    """Parameters and defaults are those of torch's class; otherwise only its keywords are known."""
+    """True if it calls torch's class; otherwise only its keyword arguments are known."""
     is_starred: bool
-    """`*` or `**` in the call may carry arguments."""
+    """True if `*` or `**` in the call may carry arguments."""
     given: Mapping[str, ast.expr]
     """Its arguments, by keyword."""
     names: _Names
 
 
 def find_call(tree: ast.Module, line: int) -> LoaderCall | str:
-    """The call at a line that makes the loader, or "no_call" or "ambiguous_call".
+    """Return the call at a line that makes the loader, or "no_call" or "ambiguous_call".
 
-    Calls that look like a loader's come first; of these those that begin at the line, which is the
-    one that Python gives of a call; then the likelier names; then the innermost.
+    Calls that look like a loader's win; among these, those that begin at the line, as Python
+    reports it; then those with likelier names; then the innermost.
     """
     names = _names(tree)
     calls = _calls(tree)
     ranks: dict[ast.Call, tuple[bool, bool, int]] = {}
     for call in calls:
-        if (
-            call.lineno <= line <= (call.end_lineno or 0)
-            and (rank := _unlikeness(call, names)) < _NO_LOADER
-        ):
-            ranks[call] = (
-                rank == _OTHER_NAME,
-                line not in {call.lineno, call.func.end_lineno},
-                rank,
-            )
+        if not call.lineno <= line <= (call.end_lineno or 0):
+            continue
+        rank = _unlikeness(call, names)
+        if rank < _NO_LOADER:
+            is_other_line = line not in {call.lineno, call.func.end_lineno}
+            ranks[call] = (rank == _OTHER_NAME, is_other_line, rank)
     if not ranks:
         return "no_call"
-    pool = {call for call, rank in ranks.items() if rank == min(ranks.values())}
+    best = min(ranks.values())
+    pool = {call for call, rank in ranks.items() if rank == best}
     inner = [
         call for call in pool if all(node is call or node not in pool for node in ast.walk(call))
     ]
-    return (
-        _loader_call(inner[0], calls.index(inner[0]), names)
-        if len(inner) == 1
-        else "ambiguous_call"
-    )
+    if len(inner) > 1:
+        return "ambiguous_call"
+    return _loader_call(inner[0], calls.index(inner[0]), names)
 
 
 def numbered_call(tree: ast.Module, number: int) -> LoaderCall:
-    """A call by its number."""
+    """Return a call by its index in the order of ast.walk."""
     return _loader_call(_calls(tree)[number], number, _names(tree))
 
 
 def standing(call: LoaderCall, keyword: str) -> ast.expr:
-    """Where the value of an argument stands: in the call, or where its constant is assigned."""
+    """Return the node of an argument's value: in the call, or where its constant is assigned."""
     node = call.given[keyword]
     return call.names.constants.get(node.id, node) if isinstance(node, ast.Name) else node
 
 
 def value_of(call: LoaderCall, keyword: str) -> object:
-    """What the loader gets for a setting, or for an argument that settings touch."""
+    """Return the value that the loader gets for an argument, or UNKNOWN."""
     if keyword in call.given:
         return _literal(standing(call, keyword))
     return _DEFAULTS[keyword] if call.is_torch and not call.is_starred else UNKNOWN
 
 
 def is_read_elsewhere(call: LoaderCall, keyword: str) -> bool:
-    """Whether an argument that is given is a name that the script reads in other places too."""
+    """Return True if an argument is a name that the script reads in other places too."""
     node = call.given[keyword]
     return isinstance(node, ast.Name) and call.names.read[node.id] > 1
 
@@ -407,41 +418,39 @@ def _loader_call(node: ast.Call, number: int, names: _Names) -> LoaderCall:
 
 
 def _unlikeness(call: ast.Call, names: _Names) -> int:
-    """How little a call looks like one that makes a loader, from 0 to _NO_LOADER.
+    """Rank how unlike a loader's a call is, from 0 to _NO_LOADER.
 
-    A call of any name, such as of a functools.partial or of super().__init__, makes one if it has a
-    loader's keywords.
+    A call of any name, such as a functools.partial or super().__init__, is taken for a loader's if
+    it has a loader's keywords.
     """
     dotted = _dotted(call.func)
     if _is_torch_loader(dotted, names):
         return 0
+    if dotted.endswith("DataLoader"):
+        return 1
     if dotted.endswith("Loader"):
-        return 1 if dotted.endswith("DataLoader") else 2
-    return (
-        _NO_LOADER
-        if _SETTINGS.isdisjoint(keyword.arg or "" for keyword in call.keywords)
-        else _OTHER_NAME
-    )
+        return 2
+    has_keyword = any(keyword.arg in _SETTINGS for keyword in call.keywords)
+    return _OTHER_NAME if has_keyword else _NO_LOADER
 
 
 def _is_torch_loader(dotted: str, names: _Names, seen: frozenset[str] = frozenset()) -> bool:
-    """Whether a name of the script is torch's loader, wherever the script binds it."""
+    """Return True if a name of the script always means torch's loader or a plain subclass of it."""
     head, _, rest = dotted.partition(".")
     imports = [f"{name}.{rest}" if rest else name for name in names.imports.get(head, ())]
     bases = [] if rest else names.bases.get(head, ())
     if head in seen or len(imports) + len(bases) != names.bound[head]:
         return False
-    if not names.bound[head]:
-        return not _LOADERS.isdisjoint(
-            f"{star.removesuffix('*')}{dotted}" for star in names.imports.get("*", ())
-        )
+    if not names.bound[head]:  # it may come from an `import *`
+        stars = names.imports.get("*", ())
+        return any(f"{star.removesuffix('*')}{dotted}" in _LOADERS for star in stars)
     return _LOADERS.issuperset(imports) and all(
         _is_torch_loader(base, names, seen | {head}) for base in bases
     )
 
 
 def _dotted(node: ast.expr) -> str:
-    """A name with its attributes; "?" stands for what is no name."""
+    """Return a name with its attributes, such as "data.DataLoader"; "?" for other expressions."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)
@@ -475,7 +484,7 @@ def _names(tree: ast.Module) -> _Names:
 
 
 def _bound(node: ast.AST) -> Iterator[str]:
-    """The names that a node binds, or says to be another scope's."""
+    """Yield the names that a node binds, or declares as global or nonlocal."""
     match node:
         case ast.alias(name=name, asname=other):
             yield other or name.partition(".")[0]
@@ -489,41 +498,36 @@ def _bound(node: ast.AST) -> Iterator[str]:
             return
         case _:
             for _, value in ast.iter_fields(node):
-                yield from (
-                    name
-                    for name in (value if isinstance(value, list) else [value])
-                    if isinstance(name, str)
-                )
+                values = value if isinstance(value, list) else [value]
+                yield from (name for name in values if isinstance(name, str))
 
 
 def _imported(node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, str]]:
-    """The names that an import binds, and the full names of what they stand for."""
+    """Yield the names that an import binds, each with the full name of its object."""
     for alias in node.names:
         if isinstance(node, ast.ImportFrom):
             yield alias.asname or alias.name, f"{'.' * node.level}{node.module}.{alias.name}"
+        elif alias.asname:
+            yield alias.asname, alias.name
         else:
             top = alias.name.partition(".")[0]
-            yield (alias.asname, alias.name) if alias.asname else (top, top)
+            yield top, top
 
 
 def _has_constructor(node: ast.ClassDef) -> bool:
-    return not {"__init__", "__new__"}.isdisjoint(
-        name for item in node.body for name in _bound(item)
-    )
+    return any({"__init__", "__new__"} & set(_bound(item)) for item in node.body)
 
 
 def _assigned(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
-    """The module's names that are given a literal."""
+    """Yield the module's names that are assigned a literal."""
     for node in tree.body:
         match node:
-            case ast.Assign(targets=[ast.Name(id=name)], value=value) if (
-                _literal(value) is not UNKNOWN
+            case (
+                ast.Assign(targets=[ast.Name(id=name)], value=value)
+                | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
             ):
-                yield name, value
-            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value) if (
-                _literal(value) is not UNKNOWN
-            ):
-                yield name, value
+                if _literal(value) is not UNKNOWN:
+                    yield name, value
 
 
 def _literal(node: ast.expr) -> object:
@@ -534,77 +538,74 @@ def _literal(node: ast.expr) -> object:
     return value if value is None or isinstance(value, int | float | str) else UNKNOWN
 
 
-# A diff of a training script that sets the recommended loader settings in its own call, for the
-# user to review.
-#
-# Comes in: the script, the line that makes its training loader, the settings that are wanted. Goes
-# out: a unified diff, what it sets, and why the rest was left. The script is read and never
-# written.
-#
-# Only what stands literally is changed: a literal argument, a missing one whose default is known, a
-# module's constant that the call alone reads.
+# Deciding which settings the call can be given.
 
 
 _KEYWORDS = {"micro_batch_size": "batch_size", **{name: name for name in LOADER_ARGUMENTS}}
-"""Settings that a loader's call can carry, in the order in which they are added, and their
-keywords."""
+"""Keywords of the settings that a loader's call can carry, in the order in which they are added."""
 _WORKERS_ALONE = [
     name for name in LOADER_ARGUMENTS if name in NEUTRAL_WITHOUT_WORKERS and name != "in_order"
 ]
-"""Settings that torch refuses without workers, unless they are neutral (DataLoader.__init__);
-in_order it ignores."""
+"""Settings that torch refuses without workers unless they are neutral; it ignores in_order.
+Source: DataLoader.__init__."""
 _REFUSED_ARGUMENTS = {"timeout": 0, "multiprocessing_context": None}
-"""Other arguments that torch then takes at these values alone (DataLoader and its single-process
-iterator)."""
+"""Arguments that prevent a loader without workers unless they have these values. Source: DataLoader
+and its single-process iterator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptPatch:
-    """What can be written into a script, and what can't."""
+    """The diff of a script, and the settings that it can't carry."""
 
     diff: str
-    """A unified diff for `patch -p1` and `git apply`; "" where nothing can be changed, or nothing
-    need be. Bytes that are no UTF-8 stand in it as surrogates: a file must hold `content`."""
+    """Unified diff for `patch -p1` and `git apply`; "" if nothing can or need be changed. Bytes
+    that are not UTF-8 are surrogates: write `content` to a file."""
     settings: tuple[str, ...]
-    """Settings that the diff gives the call, or that it had already."""
+    """Settings that the call has with the diff applied."""
     left: Mapping[str, str]
-    """Wanted settings that the call can't be given, each with a code that says why."""
+    """Wanted settings that the call can't be given, each with the code of the reason."""
 
     @property
     def content(self) -> bytes:
-        """The diff as a file must hold it, in the script's own encoding and line ends."""
+        """The diff as bytes, in the script's encoding and with its line ends."""
         return self.diff.encode("utf-8", "surrogateescape")
 
 
 def patch_script(
     source: Path, line: int, config: TrainingConfig, wanted: Collection[str]
 ) -> ScriptPatch:
-    """The change to a script that gives its training loader these settings.
+    """Return the change to a script that gives its training loader these settings.
 
-    The codes in `left`: "not_literal", a name or an expression gives it; "read_elsewhere", a
-    constant gives it that is read in other places too; "starred", `*` or `**` in the call may carry
-    it; "unknown_callee", it is no keyword of a call that isn't known to be torch's own class;
-    "batch_sampler" and "batching_off" (`batch_size=None`), the loader has no batch size;
-    "needs_num_workers", torch refuses it without workers, which aren't known to be set;
-    "beside_<keyword>", no workers are wanted, and that argument, which torch then refuses, can't be
-    changed; "worker_init_fn", the script must hand it the one of `config.dataloader_kwargs()`,
-    which is no literal. For all settings at once: "unreadable" and "unparsable", the file;
-    "no_call" and "ambiguous_call", the line; "unverified", the result did not parse to what was
-    meant.
+    Codes in `left` for one setting:
+
+    - "not_literal": a name or an expression gives the value.
+    - "read_elsewhere": a constant gives it that is read in other places too.
+    - "starred": `*` or `**` in the call may carry it.
+    - "unknown_callee": the call lacks it and isn't known to be torch's class.
+    - "batch_sampler", "batching_off" (`batch_size=None`): the loader has no batch size.
+    - "needs_num_workers": torch refuses it without workers, which aren't known to be set.
+    - "beside_<keyword>": no workers are wanted, but torch would then refuse that argument, which
+      can't be changed.
+    - "worker_init_fn": the script must pass that of `config.dataloader_kwargs()`, which is no
+      literal.
+
+    Codes for all settings: "unreadable" and "unparsable" (the file), "no_call" and
+    "ambiguous_call" (the line), "unverified" (the result did not parse to the wanted change).
 
     Args:
         source: The script.
-        line: The line, from 1, that Python gives of the frame that makes the loader; any line of
-            the call will do.
+        line: Line of the frame that makes the loader, from 1; any line of the call will do.
         config: The settings.
-        wanted: Those to set, of LOADER_SETTINGS and micro_batch_size. What is not wanted is taken
-            to be as in `config` unless the call tells otherwise; it is changed only where torch
-            would refuse it without workers.
+        wanted: Names of those to set, of LOADER_SETTINGS and micro_batch_size. The others are taken
+            to be as in `config` unless the call shows otherwise, and are changed only if torch
+            would refuse them without workers.
     """
     script = read_script(source)
-    call = script if isinstance(script, str) else find_call(script.tree, line)
-    if isinstance(script, str) or isinstance(call, str):
-        return _nothing(wanted, str(call))
+    if isinstance(script, str):
+        return _nothing(wanted, script)
+    call = find_call(script.tree, line)
+    if isinstance(call, str):
+        return _nothing(wanted, call)
     targets, left = _targets(call, config, wanted)
     if "worker_threads" in wanted and config.worker_threads is not None:
         left["worker_threads"] = "worker_init_fn"
@@ -638,38 +639,40 @@ def _is_same(one: object, other: object) -> bool:
 
 
 def _has(call: LoaderCall, keyword: str, value: object, config: TrainingConfig) -> bool:
-    """Whether the loader gets this value as it is; where workers load, torch's own prefetch_factor has a number."""
+    """Return True if the loader gets this value already."""
     known = value_of(call, keyword)
-    if keyword == "prefetch_factor" and config.num_workers:
-        known, value = (TORCH_PREFETCH_FACTOR if one is None else one for one in (known, value))
+    if keyword == "prefetch_factor" and config.num_workers:  # None is torch's default then
+        known = TORCH_PREFETCH_FACTOR if known is None else known
+        value = TORCH_PREFETCH_FACTOR if value is None else value
     return _is_same(known, value)
 
 
 def _targets(
     call: LoaderCall, config: TrainingConfig, wanted: Collection[str]
 ) -> tuple[dict[str, object], dict[str, str]]:
-    """The values that the call shall have, by keyword, and the settings that are left, with their codes."""
+    """Return the values that the call shall have, by keyword, and the codes of the settings left out."""
     values: dict[str, object] = {"batch_size": config.loader_batch_size, **config.loader_settings}
-    reasons = {
-        name: _hindrance(call, word, values[word], config)
-        for name, word in _KEYWORDS.items()
-        if name in wanted
-    }
-    left = {name: reason for name, reason in reasons.items() if reason is not None}
-    targets = {
-        word: values[word]
-        for name, word in _KEYWORDS.items()
-        if name in reasons.keys() - left.keys()
-    }
+    targets: dict[str, object] = {}
+    left: dict[str, str] = {}
+    for name, word in _KEYWORDS.items():
+        if name not in wanted:
+            continue
+        reason = _hindrance(call, word, values[word], config)
+        if reason is None:
+            targets[word] = values[word]
+        else:
+            left[name] = reason
+    # Removing the workers also resets what torch refuses without them.
     if targets.get("num_workers") == 0 and value_of(call, "num_workers") != 0:
         if reason := _hindrance_to_none(call, config):
             left["num_workers"] = reason
             del targets["num_workers"]
         else:
             targets |= {word: NEUTRAL_WITHOUT_WORKERS[word] for word in _WORKERS_ALONE}
-    if not _has_workers(
-        call, config, is_wanted="num_workers" in wanted, is_set="num_workers" in targets
-    ):
+    # What needs workers is set only if they are known to be there.
+    is_wanted = "num_workers" in wanted
+    is_set = "num_workers" in targets
+    if not _has_workers(call, config, is_wanted=is_wanted, is_set=is_set):
         for word in _WORKERS_ALONE:
             if targets.get(word) and not _is_same(value_of(call, word), targets[word]):
                 left[word] = "needs_num_workers"
@@ -678,28 +681,29 @@ def _targets(
 
 
 def _hindrance(call: LoaderCall, keyword: str, value: object, config: TrainingConfig) -> str | None:
-    """Why the call can't be given this value, by its own text."""
-    if (
-        keyword == "batch_size"
-        and "batch_sampler" in call.given
-        and value_of(call, "batch_sampler") is not None
-    ):
-        return "batch_sampler"
-    if keyword == "batch_size" and value_of(call, keyword) is None:
-        return "batching_off"
+    """Return the code of why the call can't be given this value, or None."""
+    if keyword == "batch_size":
+        if "batch_sampler" in call.given and value_of(call, "batch_sampler") is not None:
+            return "batch_sampler"
+        if value_of(call, keyword) is None:
+            return "batching_off"
     if _has(call, keyword, value, config):
         return None
     if keyword not in call.given:
-        return "starred" if call.is_starred else None if call.is_torch else "unknown_callee"
+        if call.is_starred:
+            return "starred"
+        return None if call.is_torch else "unknown_callee"
     if value_of(call, keyword) is UNKNOWN:
         return "not_literal"
     return "read_elsewhere" if is_read_elsewhere(call, keyword) else None
 
 
 def _hindrance_to_none(call: LoaderCall, config: TrainingConfig) -> str | None:
-    """Why the call can't do without workers, for the other arguments that it has."""
-    if call.is_starred or not call.is_torch:
-        return "starred" if call.is_starred else "unknown_callee"
+    """Return the code of why the call's other arguments need workers, or None."""
+    if call.is_starred:
+        return "starred"
+    if not call.is_torch:
+        return "unknown_callee"
     for keyword in _WORKERS_ALONE:
         if _hindrance(call, keyword, NEUTRAL_WITHOUT_WORKERS[keyword], config) is not None:
             return f"beside_{keyword}"
@@ -712,7 +716,7 @@ def _hindrance_to_none(call: LoaderCall, config: TrainingConfig) -> str | None:
 def _has_workers(
     call: LoaderCall, config: TrainingConfig, *, is_wanted: bool, is_set: bool
 ) -> bool:
-    """Whether the changed script is known to load in workers."""
+    """Return True if the changed call is known to use workers."""
     known = value_of(call, "num_workers")
     if is_set or (known is UNKNOWN and not is_wanted):
         return config.num_workers > 0

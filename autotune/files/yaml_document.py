@@ -1,4 +1,4 @@
-"""YAML text to plain data in which every value knows its place.
+"""Parse YAML into plain data, with the place of every value for error messages.
 
 Comes in: a file, or the text of a --set override. Goes out: a Document of dicts, lists and plain
 values with a place for each, and the problems that show without a schema (duplicate keys, tags).
@@ -54,15 +54,15 @@ _SCALARS: dict[str, tuple[re.Pattern[str], _Convert]] = {
         _float,
     ),
 }
-"""The core schema's scalars by tag: how each is written, and its value."""
+"""Scalars of the core schema by tag: their syntax and conversion."""
 
 KeyPath = tuple[str | int, ...]
-"""The keys and indices that lead to a value."""
+"""Keys and indices that lead to a value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a value was written: a file's line and column (from 1), or a --set option (no line)."""
+    """The place of a value: a file's line and column (from 1), or a --set option (line 0)."""
 
     source: str
     line: int = 0
@@ -73,18 +73,18 @@ class Place:
 
 
 _Locate = Callable[[yaml.Mark], Place]
-"""Where a node's mark stands for."""
+"""Function that turns a mark of the parser into a place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """A rule that is broken, and where."""
+    """A broken rule and its place."""
 
     text: str
     path: KeyPath = ()
     place: Place | None = None
     is_about_key: bool = False
-    """The key is wrong, not its value."""
+    """True if the key is wrong, not its value."""
 
     def __str__(self) -> str:
         dotted = "".join(
@@ -100,7 +100,7 @@ class Problem:
 
 @dataclass(slots=True, kw_only=True)
 class Document:
-    """Plain data, the place of each value and key, and the problems found on the way."""
+    """Plain data, the place of each value and key, and the problems found while parsing."""
 
     root: Place
     data: dict[str, Any] = field(default_factory=dict)
@@ -108,19 +108,19 @@ class Document:
     keys: dict[KeyPath, Place] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     broken: set[KeyPath] = field(default_factory=set)
-    """Values that a problem was reported for already; None stands in their place."""
+    """Paths of values with a problem; the data has None there."""
 
     def placed(self, problems: Iterable[Problem], below: KeyPath = ()) -> list[Problem]:
-        """Problems with what stands below a path, each at its key or value, or at the nearest parent that has a place.
+        """Add the places to problems below a path: that of the key or value, or of the nearest parent.
 
-        Left out are those with values that are broken already.
+        Problems of values that have one already are left out.
         """
-        found = [replace(problem, path=(*below, *problem.path)) for problem in problems]
-        return [
-            replace(problem, place=self._place_of(problem))
-            for problem in found
-            if problem.path not in self.broken
-        ]
+        found = []
+        for problem in problems:
+            located = replace(problem, path=(*below, *problem.path))
+            if located.path not in self.broken:
+                found.append(replace(located, place=self._place_of(located)))
+        return found
 
     def _place_of(self, problem: Problem) -> Place:
         if problem.is_about_key and problem.path in self.keys:
@@ -129,7 +129,7 @@ class Document:
         return next((self.values[path] for path in parents if path in self.values), self.root)
 
     def build(self, node: yaml.Node, path: KeyPath, locate: _Locate) -> Any:
-        """Plain data of a node, the place of each of its values and keys noted."""
+        """Return the plain data of a node, and record the place of each value and key."""
         place = self.values[path] = locate(node.start_mark)
         if len(self.values) > _MAX_NODES:
             raise _refusal(
@@ -182,16 +182,16 @@ def read_document(path: Path) -> Document:
     """Read a YAML file.
 
     Raises:
-        ConfigError: the file can't be read, is no YAML, is far too large, or holds no mapping.
+        ConfigError: The file can't be read, is not YAML, is far too large, or has no mapping.
     """
     return parse_document(read_text(path), str(path))
 
 
 def read_text(path: Path) -> str:
-    """The text of a configuration file.
+    """Read the text of a configuration file.
 
     Raises:
-        ConfigError: it can't be read, is no text, or is far too large.
+        ConfigError: It can't be read, is not text, or is far too large.
     """
     place = Place(source=str(path))
     try:
@@ -222,10 +222,10 @@ def read_text(path: Path) -> str:
 
 
 def apply_override(document: Document, override: str) -> None:
-    """Put `a.b=c` into a document; c is YAML, missing mappings are created.
+    """Set `a.b=c` in a document; c is YAML, and missing mappings are created.
 
     Raises:
-        ConfigError: the override is malformed.
+        ConfigError: The override is malformed.
     """
     place = Place(source=f"--set {override}")
     dotted, equals, text = override.partition("=")
@@ -253,10 +253,10 @@ def apply_override(document: Document, override: str) -> None:
 
 
 def parse_document(text: str, source: str) -> Document:
-    """The Document of a text whose top level is a mapping.
+    """Parse a text whose top level is a mapping.
 
     Raises:
-        ConfigError: it is no YAML, or holds no mapping.
+        ConfigError: It is not YAML, or has no mapping.
     """
 
     def locate(mark: yaml.Mark) -> Place:
@@ -278,7 +278,7 @@ def parse_document(text: str, source: str) -> Document:
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader with YAML 1.2's plain scalars."""
+    """A SafeLoader with YAML 1.2's plain scalars."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 -- pyyaml's own attribute, filled below
 
@@ -289,7 +289,7 @@ for _name, (_pattern, _) in _SCALARS.items():
 
 
 def _compose(text: str, locate: _Locate) -> yaml.Node | None:
-    """The node tree of a text, aliases not yet expanded."""
+    """Parse a text into nodes, aliases not yet expanded."""
     try:
         loader = _Loader(text)
     except yaml.reader.ReaderError as error:
@@ -304,10 +304,7 @@ def _compose(text: str, locate: _Locate) -> yaml.Node | None:
         remedy = "; indent with spaces, not tabs" if "\\t" in detail else ""
         mark = error.problem_mark or error.context_mark or loader.get_mark()
         raise _refusal(f"not valid YAML: {detail}{remedy}", locate(mark)) from None
-    except (
-        ValueError,
-        OverflowError,
-    ):  # pyyaml hands an escape such as "\U00110000" to chr() unchecked
+    except (ValueError, OverflowError):  # pyyaml passes "\U00110000" to chr() unchecked
         raise _refusal(
             "not valid YAML: an escape names no character", locate(loader.get_mark())
         ) from None

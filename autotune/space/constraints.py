@@ -1,9 +1,14 @@
-"""Which combinations of settings can run and differ in effect: conditions, NUMA binding, normal forms."""
+"""Check if a combination of settings can run and has an effect on this machine, for this workload.
+
+Each rule returns a reason or None, which raising, skipping and reporting share. Settings that
+contradict each other anywhere are refused by config/training_config. Pure.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from math import ceil, inf
+from typing import get_args
 
 from autotune.config.environment import DeviceKind, Environment
 from autotune.config.plan import WorkloadFacts
@@ -16,31 +21,26 @@ from autotune.config.training_config import (
 )
 from autotune.settings_table import BY_NAME, DDP_PREFIX, SETTINGS, Setting
 
-# What binding ranks to cores means on a machine: whether it has an effect, is possible, and which
-# cores it leaves.
-#
-# Comes in: a binding, the number of ranks that share a host, and the Environment; where one process
-# has several devices, also how many. Goes out: the binding that it comes to, a reason against it,
-# or cores. Pure; what does the same to processes is apply/cores.py.
+# NUMA binding on a described machine; apply/cores.py binds the processes.
 
 
 _KINDS: frozenset[DeviceKind] = frozenset({"cpu", "cuda", "rocm"})
-"""Devices of which torch tells where they are."""
+"""Kinds of device whose place torch reports."""
 _WITHOUT_AFFINITY = ("macOS", "Darwin", "Windows")
-"""How Python's platform.platform begins where processes can't be bound to cores."""
+"""Beginnings of platform.platform() on systems that can't bind processes to cores."""
 
 
 def can_bind(environment: Environment) -> bool:
-    """Whether processes can be bound to the cores beside their device."""
+    """Return True if processes can be bound to the cores next to their device."""
     return environment.device_kind in _KINDS and not environment.platform.startswith(
         _WITHOUT_AFFINITY
     )
 
 
 def effective_binding(binding: object, ranks: int, environment: Environment) -> NumaBinding | None:
-    """What a binding comes to with so many ranks on a host: "exclusive" for ranks that share no node is "node".
+    """Return the binding that has the same effect for this number of ranks on a host.
 
-    None where it leaves every rank all cores.
+    "exclusive" equals "node" if no two ranks share a node. None if every rank keeps all cores.
     """
     if binding is None or not can_bind(environment):
         return None
@@ -52,13 +52,13 @@ def effective_binding(binding: object, ranks: int, environment: Environment) -> 
 def refused_binding(
     binding: NumaBinding | None, ranks: int, environment: Environment, devices: int | None = None
 ) -> str | None:
-    """Why so many ranks on a host can't be bound so, or None.
+    """Return why this number of ranks on a host can't be bound so, or None.
 
     Args:
-        binding: The setting's value.
+        binding: Value of numa_binding.
         ranks: Processes on the host.
         environment: The machine.
-        devices: Those of all of these processes; None: one each.
+        devices: Devices of all these processes; None: one each.
     """
     found = effective_binding(binding, ranks, environment)
     if found is None:
@@ -70,53 +70,47 @@ def refused_binding(
             f"the machine does not "
             f"tell one for every device from {environment.device} on; leave numa_binding out"
         )
-    crowded = (
-        (taken, cores)
-        for taken, cores in zip(
-            _ranks_by_node(ranks, environment), _node_cores(environment), strict=True
-        )
-        if taken > cores
-    )
-    taken, cores = next(crowded, (0, 0))
-    if found != "exclusive" or not taken:
+    if found != "exclusive":
         return None
-    return (
-        f"numa_binding 'exclusive' needs a physical core for each rank of a NUMA node, but {taken} "
-        f"ranks would share "
-        f"{cores}; set numa_binding: node, or fewer ranks"
-    )
+    by_node = zip(_ranks_by_node(ranks, environment), _node_cores(environment), strict=True)
+    for taken, cores in by_node:
+        if taken > cores:
+            return (
+                "numa_binding 'exclusive' needs a physical core for each rank of a NUMA node, but "
+                f"{taken} ranks would share {cores}; set numa_binding: node, or fewer ranks"
+            )
+    return None
 
 
 def has_binding(binding: NumaBinding | None, ranks: int, environment: Environment) -> bool:
-    """Whether a binding can be had for so many ranks on a host, and changes something."""
+    """Return True if a binding is possible for this number of ranks on a host, and has an effect."""
     is_possible = refused_binding(binding, ranks, environment) is None
     return is_possible and effective_binding(binding, ranks, environment) is not None
 
 
 def bindings_tried(rank_counts: Iterable[int], environment: Environment) -> list[NumaBinding]:
-    """The bindings that may pay by default, for these numbers of ranks on a host.
+    """Return the bindings to try by default, for these numbers of ranks on a host.
 
-    Of a single node's cores only ranks on a CPU get shares of their own: they keep all of them
-    busy, and push each other from one core to the next. Our convention.
+    Within a single node, only ranks on the CPU are bound: they keep all cores busy, and move each
+    other from core to core. Source: our convention.
     """
     counts = list(rank_counts)
-    is_spread = environment.numa_nodes > 1 or environment.device_kind == "cpu"
-    found: tuple[NumaBinding, ...] = ("node", "exclusive") if is_spread else ()
-    return [
-        binding
-        for binding in found
-        if any(
-            effective_binding(binding, count, environment) == binding
-            and refused_binding(binding, count, environment) is None
-            for count in counts
-        )
-    ]
+    if environment.numa_nodes == 1 and environment.device_kind != "cpu":
+        return []
+    tried: list[NumaBinding] = []
+    for binding in get_args(NumaBinding):
+        for count in counts:
+            is_itself = effective_binding(binding, count, environment) == binding
+            if is_itself and refused_binding(binding, count, environment) is None:
+                tried.append(binding)
+                break
+    return tried
 
 
 def cores_left(
     binding: NumaBinding | None, ranks: int, environment: Environment, devices: int | None = None
 ) -> int:
-    """Cores of a host that all of its ranks together may run on; `devices` as in refused_binding."""
+    """Return the cores that all ranks of a host together may use; `devices` as in refused_binding."""
     if effective_binding(binding, ranks, environment) is None:
         return environment.cores
     by_node = _node_cores(environment)
@@ -126,15 +120,15 @@ def cores_left(
 
 
 def _ranks_by_node(ranks: int, environment: Environment) -> list[int]:
-    """Of so many ranks on a host, those on each of its nodes."""
+    """Return the number of ranks on each node of a host."""
     places = [_node_of(rank, ranks, environment) for rank in range(ranks)]
     return [places.count(node) for node in range(environment.numa_nodes)]
 
 
 def _node_of(rank: int, ranks: int, environment: Environment) -> int:
-    """The place of a rank's node among the nodes; -1 where the machine does not tell it.
+    """Return the index of a rank's node; -1 if the machine does not report it.
 
-    Where devices were not looked up, they are taken to be spread evenly over the nodes.
+    Devices whose nodes were not read are assumed to be spread evenly over the nodes.
     """
     nodes = environment.numa_nodes
     if environment.device_kind == "cpu":
@@ -146,18 +140,13 @@ def _node_of(rank: int, ranks: int, environment: Environment) -> int:
 
 
 def _node_cores(environment: Environment) -> tuple[int, ...]:
-    """Physical cores of each node; where they are not known, equal parts of the cores."""
+    """Return the physical cores of each node, or equal parts of all cores if they are not known."""
     even = max(1, environment.cores // environment.numa_nodes)
     known = environment.node_cores
     return known if len(known) == environment.numa_nodes else (even,) * environment.numa_nodes
 
 
-# The rules between settings, machine and workload, each a reason or None: raising, skipping and
-# reporting share it.
-#
-# Settings that contradict each other anywhere are refused earlier, by config/training_config. Here
-# `obstacle`, `without_effect` and `normalised` need the machine and the workload, `coarse_exchange`
-# what the user runs today.
+# Rules between settings, machine and workload
 
 
 GROUP_BACKENDS: dict[DeviceKind, str] = {
@@ -166,18 +155,18 @@ GROUP_BACKENDS: dict[DeviceKind, str] = {
     "xpu": "xccl",
     "cpu": "gloo",
 }
-"""What the ranks of a group exchange gradients by, for each kind of device that can."""
+"""Backend by which ranks exchange gradients, for each kind of device that has one."""
 DATA_PARALLEL_KINDS: frozenset[DeviceKind] = frozenset({"cuda", "rocm"})
-"""Devices that nn.DataParallel splits a batch over."""
+"""Kinds of device that nn.DataParallel supports."""
 HOOK_DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
-"""The precision that gradients have on their way with a communication hook that rounds them."""
+"""Precision of the exchanged gradients, for each communication hook that rounds them."""
 _BF16_BACKENDS = frozenset({"nccl", "xccl"})
 
 
 def obstacle(
     config: TrainingConfig, facts: WorkloadFacts, environment: Environment, *, drop_last: bool
 ) -> str | None:
-    """Why a configuration can't be measured with this workload on this machine, or None."""
+    """Return why a configuration can't run with this workload on this machine, or None."""
     return (
         _beyond_the_data(config, facts, drop_last=drop_last)
         or _beyond_the_optimizer(config, facts, environment)
@@ -188,12 +177,12 @@ def obstacle(
 
 
 def most_ranks(environment: Environment) -> int:
-    """Ranks that all hosts together have room for."""
+    """Return the most ranks that fit on all hosts together."""
     return environment.hosts * ranks_of_host(environment)
 
 
 def ranks_of_host(environment: Environment) -> int:
-    """Ranks that a host has room for: its devices, on a single host from the named one on; on the CPU, one a core."""
+    """Return the most ranks on a host: its devices (from the named one on), or its cores on the CPU."""
     if environment.device_kind == "cpu":
         return environment.cores
     index = int(environment.device.partition(":")[2] or 0) if environment.hosts == 1 else 0
@@ -201,41 +190,40 @@ def ranks_of_host(environment: Environment) -> int:
 
 
 def ranks_on_host(ranks: int, environment: Environment) -> int:
-    """Most ranks of a group of so many that share a host; of a group without room, as if there were room."""
+    """Return the most ranks of a group on one host; a group that is too large is treated as if it fit."""
     return ceil(ranks / _hosts_taken(ranks, environment))
 
 
 def hosts_of(config: TrainingConfig, environment: Environment) -> int:
-    """Hosts that a trial takes; of a group without room, all of them."""
+    """Return the number of hosts that a trial uses; all of them if its group is too large."""
     return _hosts_taken(config.world_size, environment) if config.strategy == "ddp" else 1
 
 
 def cores_within(config: TrainingConfig, environment: Environment) -> int:
-    """Cores of a host that the processes of a trial may run on: all, unless they are bound."""
+    """Return the cores of a host that a trial's processes may use: all, unless they are bound."""
     return cores_left(config.numa_binding, *_bound(config, environment))
 
 
 def _bound(config: TrainingConfig, environment: Environment) -> tuple[int, Environment, int]:
-    """What is bound on a host, and where: the processes, the machine, all of their devices."""
+    """Return the processes on a host, the machine, and the number of their devices."""
     here = _processes_on_host(config.strategy, config.world_size, environment)
-    return here, environment, config.world_size if config.strategy == "dp" else here
+    devices = config.world_size if config.strategy == "dp" else here
+    return here, environment, devices
 
 
 def _processes_on_host(strategy: object, world_size: object, environment: Environment) -> int:
-    """Processes of a trial that share a host, each of which is bound: under "dp" one, whatever devices it has."""
+    """Return the processes of a trial that share a host; a single one under "dp"."""
     return ranks_on_host(int(str(world_size)) if strategy == "ddp" else 1, environment)
 
 
 def _hosts_taken(ranks: int, environment: Environment) -> int:
-    """As `executor.places` lays them out: on as few hosts as have room, or spread over as many as there are."""
-    return min(
-        environment.hosts,
-        ranks if environment.is_spread else ceil(ranks / ranks_of_host(environment)),
-    )
+    """Return the hosts used as by config.plan.places: as few as possible, or as many."""
+    wanted = ranks if environment.is_spread else ceil(ranks / ranks_of_host(environment))
+    return min(environment.hosts, wanted)
 
 
 def hook_obstacle(hook: str | None, environment: Environment) -> str | None:
-    """Why gradients can't be compressed by this communication hook on this machine, or None.
+    """Return why this machine can't use a communication hook, or None.
 
     Source: DistributedDataParallel._check_comm_hook, torch 2.13: the bf16 hook needs NCCL 2.10 or
     XCCL.
@@ -249,17 +237,18 @@ def hook_obstacle(hook: str | None, environment: Environment) -> str | None:
 
 
 def coarse_exchange(config: TrainingConfig, baseline: TrainingConfig) -> str | None:
-    """Why gradients would be rounded on their way beyond what computing them rounds, or None.
+    """Return why a hook would round gradients more than their computation does, or None.
 
-    The precision guard compares one process with float32, which exchanges nothing: a hook that the
-    user has not listed is allowed only where its precision is that of the computation, or where the
-    user runs it today. The fp16 hook rounds before it divides by the ranks: gradients above 65,504
-    become infinite on their way. In float16 the GradScaler skips such steps and halves its scale;
-    in other precisions nothing corrects it. Source: torch/distributed/algorithms/
+    The precision check compares a single process with float32, so it does not see the exchange. A
+    hook that the user has not listed is therefore allowed only in the precision of the computation,
+    or if the baseline has it. The fp16 hook rounds before it divides by the number of ranks:
+    gradients above 65,504 become infinite. In float16 the GradScaler skips such steps and halves
+    its scale; in other precisions nothing corrects them. Source: torch/distributed/algorithms/
     ddp_comm_hooks/default_hooks.py (_compress_hook), torch 2.13.
     """
-    hook, today = ((settings.ddp or DdpConfig()).comm_hook for settings in (config, baseline))
-    if hook is None or hook == today or HOOK_DTYPES.get(hook) == config.amp_dtype:
+    hook = (config.ddp or DdpConfig()).comm_hook
+    own = (baseline.ddp or DdpConfig()).comm_hook
+    if hook is None or hook == own or HOOK_DTYPES.get(hook) == config.amp_dtype:
         return None
     return (
         "gradients must not be rounded more on their way than where they are computed, but got "
@@ -271,7 +260,7 @@ def coarse_exchange(config: TrainingConfig, baseline: TrainingConfig) -> str | N
 def without_effect(
     config: TrainingConfig, facts: WorkloadFacts, environment: Environment
 ) -> dict[str, str]:
-    """Return the settings that are given but do nothing here, each with the reason's code."""
+    """Return the settings that have no effect here, each with the code of the reason."""
     values = config.by_name
     found = {}
     for name, value in values.items():
@@ -292,7 +281,7 @@ def without_effect(
 def normalised(
     settings: dict[str, object], facts: WorkloadFacts, environment: Environment
 ) -> dict[str, object]:
-    """Return proposed settings with everything that has no effect set to its neutral value, so that equals are equal.
+    """Return settings with everything that has no effect set to its neutral value, so that equals are equal.
 
     `ddp` may be a DdpConfig or its mapping; the result is a mapping, or None where it equals
     torch's defaults.
@@ -343,9 +332,11 @@ def _beyond_the_data(
     ranks = config.world_size
     length = facts.dataset_length
     if length is not None and drop_last and size * ranks > length:
-        whose, on = (
-            ("a batch", "") if ranks == 1 else ("a batch of every rank", f" on {ranks} ranks")
-        )
+        whose = "a batch"
+        on = ""
+        if ranks > 1:
+            whose = "a batch of every rank"
+            on = f" on {ranks} ranks"
         return f"{whose} must fit into the dataset of {length} samples, but got micro_batch_size={size}{on}"
     fixed = facts.fixed_batch_size
     if fixed is not None and config.loader_batch_size != fixed:
@@ -392,7 +383,7 @@ def _beyond_the_machine(config: TrainingConfig, environment: Environment) -> str
 
 
 def _say_room(most: int, environment: Environment, *, is_spanning: bool) -> str:
-    """What there are as many of as ranks may be; one process, as under strategy 'dp', can't span hosts."""
+    """Return what limits the number of ranks, in words; under strategy 'dp' they can't span hosts."""
     where = f"of all {environment.hosts} hosts" if is_spanning else "here"
     if environment.device_kind == "cpu":
         return f"the cores {where} (a rank needs one)"
@@ -400,11 +391,9 @@ def _say_room(most: int, environment: Environment, *, is_spanning: bool) -> str:
         return f"the devices {where}"
     if environment.hosts > 1:
         return "the devices of a host, on which strategy 'dp' stays"
-    return (
-        "the devices here"
-        if most == environment.device_count
-        else f"the devices from {environment.device} on"
-    )
+    if most == environment.device_count:
+        return "the devices here"
+    return f"the devices from {environment.device} on"
 
 
 def _beyond_the_group(
@@ -425,15 +414,13 @@ def _beyond_the_group(
 def _normalised_ranks(
     settings: dict[str, object], facts: WorkloadFacts, environment: Environment
 ) -> dict[str, object]:
-    """One rank is always strategy single, which has one rank; only strategy ddp has DDP's settings."""
+    """Return the settings of ranks to change: one rank is strategy single, and only ddp has DDP's settings."""
     strategy = settings.get("strategy", "single")
     if strategy == "single" or settings.get("world_size", 1) == 1:
         return {"strategy": "single", "world_size": 1, "ddp": None}
-    return {
-        "ddp": _normalised_ddp(settings.get("ddp"), facts, environment)
-        if strategy == "ddp"
-        else None
-    }
+    if strategy != "ddp":
+        return {"ddp": None}
+    return {"ddp": _normalised_ddp(settings.get("ddp"), facts, environment)}
 
 
 def _normalised_ddp(
@@ -456,9 +443,10 @@ def _normalised_ddp(
 
 
 def _ddp_behaviour(ddp: DdpConfig, facts: WorkloadFacts) -> dict[str, object]:
-    """DDP's settings with its buckets' real sizes: none is larger than all gradients together."""
+    """Return DDP's settings with the real sizes of buckets, at most that of all gradients."""
     cap = ddp.bucket_cap_mb or TORCH_BUCKET_CAP_MB
-    first = ddp.first_bucket_mb or (TORCH_FIRST_BUCKET_MB if ddp.bucket_cap_mb is None else cap)
+    torch_first = TORCH_FIRST_BUCKET_MB if ddp.bucket_cap_mb is None else cap
+    first = ddp.first_bucket_mb or torch_first
     most = facts.gradient_bytes / 2**20 or inf
     return {
         **ddp.model_dump(),

@@ -1,4 +1,8 @@
-"""The default range of each setting, from the machine, the dataset and what the probe has found."""
+"""Compute the default range of each setting from the machine, the workload and the probe's facts.
+
+Comes in: a Basis (the user's part of the space, baseline, objective, facts, machine). Goes out: a
+domain for every setting that includes the baseline's value, and caps on proposals. Pure.
+"""
 
 from __future__ import annotations
 
@@ -31,17 +35,14 @@ from autotune.space import constraints as rules
 from autotune.space.constraints import bindings_tried
 from autotune.space.scaling import global_batch_of, samples_within, token_budgets
 
-# Questions about domains: their whole numbers, a few values that stand for all, and the sizes of
-# groups tried.
-
 
 def whole_numbers(domain: Domain) -> list[int]:
-    """The whole numbers among a domain's values, in its order."""
+    """Return the whole numbers among a domain's values, in its order."""
     return [value for value in domain if isinstance(value, int) and not isinstance(value, bool)]
 
 
 def spread(values: Sequence[int], most: int) -> list[int]:
-    """At most so many (two or more) of some numbers from 0 up, evenly over their powers of two, both ends included."""
+    """Return at most `most` (2 or more) of some numbers, spread evenly over their logarithms, ends included."""
     ordered = sorted(set(values))
     if len(ordered) <= most:
         return ordered
@@ -52,34 +53,30 @@ def spread(values: Sequence[int], most: int) -> list[int]:
 
 
 def group_sizes(domains: Mapping[str, Domain]) -> tuple[int, ...]:
-    """Numbers of ranks, more than one, that a space tries under DistributedDataParallel; none where it does not."""
+    """Return the numbers of ranks above one that a space tries under DistributedDataParallel."""
     sizes = whole_numbers(domains["world_size"]) if "ddp" in domains["strategy"] else []
     return tuple(sorted(size for size in sizes if size > 1))
 
 
-# What is tried of the settings that only loader workers have, by what the probe has seen of the
-# items. Pure.
-#
-# Comes in: the facts, the machine, the numbers of workers that are tried. Goes out: values beside
-# the baseline's own.
+# Settings of loader workers, by the probe's facts about items
 
 
 def gains_out_of_order(facts: WorkloadFacts, ranges: DefaultRanges) -> bool:
-    """Whether batches in the order in which workers finish them may come faster, and may be tried.
+    """Return True if batches out of order may load faster and may be tried.
 
-    Not where the user's code asks for determinism: runs of one seed are not alike bit for bit then.
+    Not if the user's code asks for determinism, since runs of one seed would differ.
     """
-    return (
-        facts.slow_tail_fraction or 0.0
-    ) >= ranges.slow_tail_fraction and not facts.is_deterministic
+    if facts.is_deterministic:
+        return False
+    return (facts.slow_tail_fraction or 0.0) >= ranges.slow_tail_fraction
 
 
 def worker_threads_tried(
     facts: WorkloadFacts, environment: Environment, ranges: DefaultRanges
 ) -> list[int]:
-    """Threads of each worker that are worth trying, ascending: one, and twice as many as long as they find cores.
+    """Return the numbers of threads per worker to try: powers of two up to a limit, ascending.
 
-    As many as an item keeps busy, and as two workers have cores for.
+    The limit is the cores that an item keeps busy, and half of the cores.
     """
     busy = facts.cores_per_item or 0.0
     cores = environment.cores
@@ -89,22 +86,22 @@ def worker_threads_tried(
     return [2**power for power in range(most.bit_length()) if 2**power <= most]
 
 
-# What of a script is within reach: settings that can't be changed from outside stay as the script
-# has them.
-#
-# Comes in: what the user has given for the space, and what the probe has seen of the script. Goes
-# out: the same with every setting out of reach fixed to the baseline's value, or a reason against
-# what was given. Pure.
+# Settings of a script that can be changed from outside
 
 
 _UNSCALED = "float16"
-"""Trains only with a GradScaler, which nobody can put into a script from outside."""
+"""Precision that needs a GradScaler, which can't be added to a script from outside."""
 
 
 def within_reach(
     given: Mapping[str, Domain], script: ScriptFacts, environment: Environment
 ) -> Mapping[str, Domain] | str:
-    """The user's part of the space with what is out of reach fixed; or why it can't be searched so."""
+    """Fix the settings of a script that can't be changed from outside.
+
+    Returns:
+        The user's part of the space with those settings fixed to the script's values, or why the
+        user's part can't be searched.
+    """
     own = _own_values(script)
     fixed = {
         name: Choices(values=(value,)) for name, value in own.items() if name not in script.reached
@@ -135,11 +132,8 @@ def within_reach(
             "itself; leave it out, or take the line out of the script that allows TF32"
         )
     ranges: dict[str, Domain] = {**given, **fixed}
-    if (
-        "amp_dtype" in script.reached
-        and "amp_dtype" not in given
-        and "amp_dtype" not in script.placeholders
-    ):
+    is_chosen = "amp_dtype" in given or "amp_dtype" in script.placeholders
+    if "amp_dtype" in script.reached and not is_chosen:
         out_of_reach = {_UNSCALED, "float32"} if own["amp_dtype"] == "tf32" else {_UNSCALED}
         native = tuple(
             dtype for dtype in environment.native_amp_dtypes if dtype not in out_of_reach
@@ -149,7 +143,7 @@ def within_reach(
 
 
 def _own_values(script: ScriptFacts) -> dict[str, SettingValue]:
-    """Return what the script does by itself, by the names that settings have in a space."""
+    """Return the script's own settings, by their names in a space."""
     observed = script.observed
     return {
         name: value
@@ -158,20 +152,15 @@ def _own_values(script: ScriptFacts) -> dict[str, SettingValue]:
     }
 
 
-# Default ranges: what is tried of each setting that the user leaves out.
-#
-# Comes in: a Basis (what the user has given, the baseline, the objective, workload and machine).
-# Goes out: a domain for every setting, with the baseline's own value in it, and the caps on
-# proposals from these ranges. settings_table names what is tried of each setting by the properties
-# of Ranges. Pure.
+# Default ranges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Basis:
-    """What default ranges depend on, and proposals after them."""
+    """The inputs of default ranges and of proposals."""
 
     given: Mapping[str, Domain]
-    """The settings that the user has given, by name: `SearchSpace.given`."""
+    """Settings that the user gave, by name: `SearchSpace.given`."""
     baseline: TrainingConfig
     objective: Objective
     facts: WorkloadFacts
@@ -181,33 +170,33 @@ class Basis:
 
     @property
     def ranges(self) -> DefaultRanges:
-        """The numbers that the ranges are made of."""
+        """Numbers of the policy that ranges are made from."""
         return self.policy.ranges
 
     @property
     def keeps_batch(self) -> bool:
-        """The global batch stays as the baseline's."""
+        """True if the global batch stays that of the baseline."""
         return self.objective.global_batch == "keep"
 
     @property
     def most_samples(self) -> int:
-        """Samples that a global batch may grow to."""
+        """Most samples of a global batch."""
         most = int(self.objective.max_batch_scale * self.baseline.global_batch_size)
         length = self.facts.dataset_length
         return max(1, min(most, length)) if length is not None and self.drop_last else most
 
     @property
     def most_shares(self) -> float:
-        """Ranks that can have a sample each of the largest global batch that is tried."""
+        """Most ranks that can each have a sample of the largest global batch."""
         if self.keeps_batch:
             return self.baseline.global_batch_size
         return inf if self.facts.batch_setting in self.given else self.most_samples
 
 
 class Ranges(dict[str, Domain]):
-    """The domains of a space, each made when it is first asked for, since some depend on others.
+    """Domains of a space, each computed when first read, since some depend on others.
 
-    The entries of settings_table make them of the properties below, which say what this workload
+    The entries of settings_table compute them from the properties below, which hold what workload
     and machine allow.
     """
 
@@ -222,11 +211,10 @@ class Ranges(dict[str, Domain]):
         tried = BY_NAME[name].tried
         assert tried is not None, f"{name} is not searched"  # noqa: S101 - a bug of ours
         values = tried(self)
-        self[name] = (
-            IntRange(low=values[0], high=values[-1])
-            if isinstance(values, range)
-            else Choices(values=tuple(dict.fromkeys(values)))
-        )
+        if isinstance(values, range):
+            self[name] = IntRange(low=values[0], high=values[-1])
+        else:
+            self[name] = Choices(values=tuple(dict.fromkeys(values)))
         return self[name]
 
     @property
@@ -236,18 +224,16 @@ class Ranges(dict[str, Domain]):
 
     @property
     def thread_counts(self) -> list[int]:
-        """Threads of one operation that leave loader workers a core; none where the CPU does not train."""
-        return (
-            _powers_of_two(self.environment.cores - 1)
-            if self.environment.device_kind == "cpu"
-            else []
-        )
+        """Threads per operation that leave loader workers a core; none if the CPU does not train."""
+        if self.environment.device_kind != "cpu":
+            return []
+        return _powers_of_two(self.environment.cores - 1)
 
     @property
     def graph_modes(self) -> list[SettingValue]:
-        """CUDA graphs, where the model may be compiled: each shape of a batch would be recorded by itself.
+        """Modes with CUDA graphs, if the model may be compiled and batches have one shape, as each is recorded.
 
-        max-autotune compiles for minutes: it is tried where it is listed.
+        max-autotune compiles for minutes, so it is tried only if the user lists it.
         """
         compiles = True in self.basis.given.get("compile", (self.baseline.compile,))
         is_worthwhile = self.environment.has_cuda_graphs and bool(self.facts.has_fixed_shapes)
@@ -255,10 +241,10 @@ class Ranges(dict[str, Domain]):
 
     @property
     def cudnn_benchmarks(self) -> list[SettingValue]:
-        """With cuDNN's timing of its algorithms where it can pay: each shape is timed again, and choices may differ.
+        """Values of cudnn_benchmark: True if it can pay, as cuDNN times each shape and may choose differently.
 
-        The baseline's value alone where no module convolves: whether the model does otherwise,
-        nobody knows. Source: pytorch.org, "Performance Tuning Guide", "Enable cuDNN auto-tuner",
+        Only the baseline's value if no module convolves, since the model may do so without one.
+        Source: pytorch.org, "Performance Tuning Guide", "Enable cuDNN auto-tuner",
         and "Reproducibility".
         """
         facts = self.facts
@@ -271,7 +257,7 @@ class Ranges(dict[str, Domain]):
 
     @property
     def rank_counts(self) -> Sequence[int]:
-        """Every number of devices of a host, and whole hosts; on the CPU, or with a named device, only where asked."""
+        """Numbers of devices of a host, and of whole hosts; on the CPU or a named device, only if asked for."""
         asked = frozenset(self.basis.given.get("strategy", ()))
         counts = {1} if asked == {"single"} else set(_counts_here(self.basis, asked))
         if asked and "single" not in asked:
@@ -282,7 +268,7 @@ class Ranges(dict[str, Domain]):
 
     @property
     def strategies(self) -> list[str]:
-        """Strategies that so many ranks leave to be compared."""
+        """Strategies that the numbers of ranks allow."""
         sizes = self["world_size"]
         groups = [size for size in whole_numbers(sizes) if size > 1]
         most = rules.ranks_of_host(self.environment)
@@ -296,55 +282,44 @@ class Ranges(dict[str, Domain]):
 
     @property
     def most_workers_of_a_rank(self) -> int:
-        """Most loader workers that are tried for a rank: those of a host, divided among its ranks."""
+        """Most loader workers per rank: those of a host, divided among its ranks."""
         is_one = "single" in self["strategy"] or "dp" in self["strategy"]
-        sharing = rules.ranks_on_host(
-            1 if is_one else min(group_sizes(self), default=1), self.environment
-        )
-        return max(
-            1,
-            most_workers(self.facts, self.environment, self.basis.ranges) // sharing,
-            self.baseline.num_workers,
-        )
+        smallest = 1 if is_one else min(group_sizes(self), default=1)
+        sharing = rules.ranks_on_host(smallest, self.environment)
+        share = most_workers(self.facts, self.environment, self.basis.ranges) // sharing
+        return max(1, share, self.baseline.num_workers)
 
     @property
     def prefetch_factors(self) -> list[int]:
-        """Batches that each worker prepares, in order, the baseline's number with them."""
-        return sorted(
-            {
-                *self.basis.ranges.prefetch_factors,
-                self.baseline.prefetch_factor or TORCH_PREFETCH_FACTOR,
-            }
-        )
+        """Prefetch factors, ascending, the baseline's included."""
+        own = self.baseline.prefetch_factor or TORCH_PREFETCH_FACTOR
+        return sorted({*self.basis.ranges.prefetch_factors, own})
 
     @property
     def orders(self) -> list[SettingValue]:
-        """Orders of batches; one worker delivers in order whatever is asked of it."""
-        is_worthwhile = max(whole_numbers(self["num_workers"])) > 1 and gains_out_of_order(
-            self.facts, self.basis.ranges
-        )
-        return [True, False] if is_worthwhile else []
+        """Values of in_order to try; a single worker always keeps the order."""
+        has_several = max(whole_numbers(self["num_workers"])) > 1
+        if has_several and gains_out_of_order(self.facts, self.basis.ranges):
+            return [True, False]
+        return []
 
     @property
     def worker_threads(self) -> list[SettingValue]:
-        """Threads of an operation in workers; none where nothing speaks for limiting them."""
-        has_workers = max(whole_numbers(self["num_workers"])) > 0
-        threads = (
-            worker_threads_tried(self.facts, self.environment, self.basis.ranges)
-            if has_workers
-            else []
-        )
+        """Threads per operation in workers to try; none if there is no reason to limit them."""
+        if max(whole_numbers(self["num_workers"])) == 0:
+            return []
+        threads = worker_threads_tried(self.facts, self.environment, self.basis.ranges)
         return [None, *threads] if threads else []
 
     @property
     def bindings(self) -> list[NumaBinding]:
-        """What changes something for one of the numbers of ranks that are tried."""
+        """Bindings that have an effect for one of the numbers of ranks tried."""
         ranks = (rules.ranks_on_host(count, self.environment) for count in (1, *group_sizes(self)))
         return bindings_tried(ranks, self.environment)
 
     @property
     def token_budgets(self) -> list[int | None]:
-        """Token budgets; the baseline's alone where no batch sampler takes one."""
+        """Token budgets; only the baseline's if no batch sampler takes one."""
         own = self.baseline
         if not self.facts.has_token_budget:
             return [own.max_tokens]
@@ -362,7 +337,7 @@ class Ranges(dict[str, Domain]):
 
     @property
     def batch_sizes(self) -> list[int]:
-        """Samples of a micro batch; with a token budget, those that each budget holds on average."""
+        """Samples per micro batch; with token budgets, the average of each."""
         facts = self.facts
         baseline = self.baseline
         cap = self.basis.most_samples
@@ -386,7 +361,7 @@ class Ranges(dict[str, Domain]):
 
     @property
     def accumulations(self) -> list[int]:
-        """Micro batches of an optimizer step; where the global batch is kept, those that divide it."""
+        """Micro batches per optimizer step; those that divide the global batch if it is kept."""
         setting = self.facts.batch_setting
         steps = set[int]() if setting in self.basis.given else set(self.basis.ranges.accum_steps)
         if self.basis.keeps_batch:
@@ -399,7 +374,7 @@ class Ranges(dict[str, Domain]):
 
     @property
     def bucket_caps(self) -> list[float]:
-        """Caps beyond torch's own, up to the first with room for all gradients; all where their size is unknown."""
+        """Bucket caps up to the first that holds all gradients; all if their size is unknown."""
         mib = self.facts.gradient_bytes / 2**20
         return [
             cap
@@ -409,26 +384,25 @@ class Ranges(dict[str, Domain]):
 
     @property
     def may_be_static(self) -> bool:
-        """Where DistributedDataParallel may be promised a static graph.
+        """True if DistributedDataParallel may be promised a static graph.
 
-        The probe has found whether parameters get no gradient, not whether these are always the
-        same, which a static graph requires.
+        Not with unused parameters: the probe does not know if they are always the same, as a static
+        graph requires.
         """
         return 1 in self["grad_accum_steps"] and not self.facts.has_unused_parameters
 
     @property
     def hooks(self) -> Iterator[str]:
-        """Hooks that round to a precision which is computed in as well."""
+        """Yield the hooks that round to a precision that is also computed in."""
         for hook, dtype in rules.HOOK_DTYPES.items():
             if dtype in self["amp_dtype"] and rules.hook_obstacle(hook, self.environment) is None:
                 yield hook
 
 
 def default_ranges(basis: Basis) -> dict[str, Domain]:
-    """Return a domain for every setting: the user's where given, else a range that suits workload and machine.
+    """Return a domain for every setting: the user's, or a range that suits workload and machine.
 
-    DistributedDataParallel's settings are among them, by names such as "ddp.bucket_cap_mb", where
-    it is tried at all.
+    Settings of DistributedDataParallel, such as "ddp.bucket_cap_mb", are included if it is tried.
     """
     domains = Ranges(basis)
     has_ddp = bool(group_sizes(domains))
@@ -441,12 +415,12 @@ def default_ranges(basis: Basis) -> dict[str, Domain]:
 def most_workers(
     facts: WorkloadFacts, environment: Environment, ranges: DefaultRanges = POLICY.ranges
 ) -> int:
-    """Loader workers that are tried by default, of all ranks on a host: twice its cores, and eight on few cores."""
+    """Return the most loader workers of all ranks on a host: twice its cores, and at least eight."""
     return max(ranges.least_workers, 2 * environment.cores) if facts.is_sharded else 1
 
 
 def workers_cap(basis: Basis) -> int | None:
-    """Most loader workers of all ranks on a host; None where the user has listed numbers of workers."""
+    """Return the cap on loader workers of all ranks on a host; None if the user has listed num_workers."""
     if "num_workers" in basis.given:
         return None
     sharing = rules.ranks_on_host(basis.baseline.process_count, basis.environment)
@@ -457,7 +431,7 @@ def workers_cap(basis: Basis) -> int | None:
 
 
 def batch_cap(basis: Basis, domains: Mapping[str, Domain]) -> int | None:
-    """Most samples of a global batch, raised where listed accumulation or ranks need it; None without a cap."""
+    """Return the cap on the global batch in samples, raised for listed accumulation or ranks; None without one."""
     if basis.keeps_batch or basis.facts.batch_setting in basis.given:
         return None
     listed = [
@@ -470,23 +444,20 @@ def batch_cap(basis: Basis, domains: Mapping[str, Domain]) -> int | None:
 
 
 def _counts_here(basis: Basis, asked: frozenset[SettingValue]) -> Iterable[int]:
-    """With "ddp" more ranks than a host has room for may be tried, as long as each has a sample of the batch."""
+    """Return the numbers of ranks to try; with "ddp" more than fit on a host, if each has a sample."""
     environment = basis.environment
-    asks = bool(asked)
-    spans = not asked or "ddp" in asked
     most = rules.ranks_of_host(environment)
-    most_of_all = (
-        min(rules.most_ranks(environment), max(most, basis.most_shares)) if spans else most
-    )
+    most_of_all: float = most
+    if not asked or "ddp" in asked:
+        most_of_all = min(rules.most_ranks(environment), max(most, basis.most_shares))
     if environment.device_kind == "cpu":
-        return _powers_of_two(int(most_of_all)) if asks else [1]
+        return _powers_of_two(int(most_of_all)) if asked else [1]
     is_named = most < environment.device_count
-    if environment.device_kind not in rules.GROUP_BACKENDS or (is_named and not asks):
+    if environment.device_kind not in rules.GROUP_BACKENDS or (is_named and not asked):
         return [1]
-    whole_hosts = (
-        hosts * most for hosts in (*_powers_of_two(environment.hosts), environment.hosts)
-    )
-    return [*range(1, most + 1), *(count for count in whole_hosts if most < count <= most_of_all)]
+    hosts = (*_powers_of_two(environment.hosts), environment.hosts)
+    whole_hosts = [count * most for count in hosts if most < count * most <= most_of_all]
+    return [*range(1, most + 1), *whole_hosts]
 
 
 def _powers_of_two(most: int) -> list[int]:
@@ -494,7 +465,7 @@ def _powers_of_two(most: int) -> list[int]:
 
 
 def _numbers(values: Iterable[int]) -> Sequence[int]:
-    """Return numbers in order: as a range where they are consecutive, so that samplers know which are close."""
+    """Return numbers in order; as a range if they are consecutive, so samplers know which are close."""
     ordered = sorted(set(values))
     is_row = len(ordered) > 2 and len(ordered) == ordered[-1] - ordered[0] + 1
     return range(ordered[0], ordered[-1] + 1) if is_row else ordered

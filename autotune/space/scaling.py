@@ -1,4 +1,4 @@
-"""Scale with the batch: the learning rate by a published rule, and the token budget of a batch."""
+"""Scale settings with the batch: the learning rate by a published rule, and the token budget. Pure."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from autotune.frozen import FrozenModel
 from autotune.messages import space as messages
 from autotune.note import Note
 
-# How the learning rate follows the global batch size. Pure arithmetic; applied once, when a result
-# is recommended.
-#
-# Sources: linear, with warm-up: Goyal et al. 2017, "Accurate, Large Minibatch SGD", arXiv
+# Learning rate. Sources: linear, with warm-up: Goyal et al. 2017, "Accurate, Large Minibatch SGD", arXiv
 # 1706.02677, sections 2.1 and 2.2. square root, with betas and eps: Malladi et al. 2022, "On the
 # SDEs and Scaling Rules for Adaptive Gradient Algorithms", arXiv 2205.10287, definition 5.3.
 
@@ -30,23 +27,23 @@ class LrAdvice(FrozenModel):
     lr: float
     """Learning rate for the new batch."""
     rule: Literal["linear", "sqrt", "none"]
-    """The rule that was applied."""
+    """Rule that was applied."""
     batch_ratio: float
-    """New global batch over the baseline's."""
+    """New global batch divided by the baseline's."""
     betas: tuple[float, float] | None = None
     """Betas for the Adam family; None: leave them."""
     eps: float | None = None
     """Epsilon for the Adam family; None: leave it."""
     notes: tuple[Note, ...] = ()
-    """What the user should do with it."""
+    """Notes on what to do with it."""
 
 
 def scale_lr(lr: float, batch_ratio: float, rule: LrRule, optimizer: OptimizerFacts) -> LrAdvice:
-    """The learning rate when the global batch grows `batch_ratio` times.
+    """Return the learning rate for a global batch that is `batch_ratio` (k) times as large.
 
-    linear: lr * k. sqrt: lr * sqrt(k), beta -> 1 - k (1 - beta), eps -> eps / sqrt(k); where k (1 -
-    beta) >= 1 the betas leave the rule's range and are left as they are. auto: linear for SGD, sqrt
-    for adaptive optimizers, and sqrt, the more careful one, for optimizers that it does not know.
+    linear: lr * k. sqrt: lr * sqrt(k), beta -> 1 - k (1 - beta), eps -> eps / sqrt(k); if k (1 -
+    beta) >= 1, the betas are out of the rule's range and stay as they are. auto: linear for SGD;
+    sqrt, the more careful one, for adaptive and unknown optimizers.
     """
     if batch_ratio == 1:
         return LrAdvice(lr=lr, rule="none", batch_ratio=1.0)
@@ -78,16 +75,11 @@ def _resolved(
     return ("linear", []) if "sgd" in name else ("sqrt", [messages.lr_rule_unknown(optimizer.name)])
 
 
-# The token budget of a batch sampler: what is searched in place of the micro batch, which follows
-# it.
-#
-# Comes in: the baseline, the facts of the probe, what the user has given. Goes out: the baseline
-# with the samples that its budget holds on average, the budgets to try, or a reason against what
-# was given. Pure.
+# Token budgets, searched in place of the micro batch, which follows in proportion
 
 
 def budget_obstacle(given: Mapping[str, Domain], facts: WorkloadFacts) -> str | None:
-    """Why the settings that the user has listed can't be searched with this batch sampler, or None."""
+    """Return why the settings that the user lists can't be searched with this batch sampler, or None."""
     if facts.has_token_budget and "micro_batch_size" in given:
         return (
             "space.micro_batch_size must be left out where the batch sampler takes max_tokens, "
@@ -105,20 +97,20 @@ def budget_obstacle(given: Mapping[str, Domain], facts: WorkloadFacts) -> str | 
 
 
 def with_mean_batch(baseline: TrainingConfig, facts: WorkloadFacts) -> TrainingConfig:
-    """The baseline with the samples that its token budget holds on average; as it is where there is none to go by."""
+    """Set the baseline's micro batch to the average samples in its token budget, if they are known."""
     if facts.budget_samples is None:
         return baseline
     return baseline.model_copy(update={"micro_batch_size": max(1, round(facts.budget_samples))})
 
 
 def samples_within(max_tokens: int, baseline: TrainingConfig) -> int:
-    """Samples of a batch of a token budget, in proportion to the baseline's."""
+    """Return the average samples in a token budget, in proportion to the baseline's."""
     assert baseline.max_tokens is not None, "there is no budget to go by"  # noqa: S101 - our own bug
     return max(1, round(baseline.micro_batch_size * max_tokens / baseline.max_tokens))
 
 
 def with_batch(config: TrainingConfig, micro_batch_size: int) -> TrainingConfig:
-    """A configuration with another micro batch; a token budget goes along in proportion."""
+    """Return a configuration with another micro batch, and its token budget in proportion."""
     changes: dict[str, int] = {"micro_batch_size": micro_batch_size}
     if config.max_tokens is not None:
         changes["max_tokens"] = max(
@@ -128,7 +120,7 @@ def with_batch(config: TrainingConfig, micro_batch_size: int) -> TrainingConfig:
 
 
 def global_batch_of(config: TrainingConfig, facts: WorkloadFacts) -> int:
-    """What one optimizer step takes over all ranks: tokens where there is a token budget, else samples."""
+    """Return the tokens (with a token budget) or samples per optimizer step over all ranks."""
     unit: int = getattr(config, facts.batch_setting)
     return unit * config.grad_accum_steps * config.world_size
 
@@ -141,15 +133,15 @@ def token_budgets(
     keeps_batch: bool,
     share: int,
 ) -> list[int]:
-    """Powers of two times the baseline's token budget, as the default range of the micro batch has powers of two.
+    """Return the token budgets to try: the baseline's times powers of two.
 
     Args:
-        baseline: With a budget, and the samples that it holds on average.
+        baseline: The baseline, with a budget and the average samples in it.
         ranks: Numbers of ranks that are tried.
-        most_samples: Of a global batch.
-        keeps_batch: The global batch stays as the baseline's: then what divides it.
-        share: Of the baseline's budget, the smallest that is tried; of its part of a rank where
-            there are more.
+        most_samples: Largest global batch in samples.
+        keeps_batch: Return budgets that divide the baseline's global batch.
+        share: Divisor of the baseline's budget for the smallest one; or the number of ranks, if
+            that is larger.
     """
     own = baseline.max_tokens or 1
     least = max(1, own // max(share, *ranks))

@@ -1,4 +1,8 @@
-"""The search space on this machine: ranges, constraints and notes, resolved once before the first trial."""
+"""Resolve the search space on this machine, once before the first trial, and compose configurations.
+
+`resolve` makes a `ResolvedSpace` of a `Basis`; `compose` turns proposed values into a
+TrainingConfig, or a reason against it. Pure.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +26,11 @@ from autotune.space.constraints import most_ranks, without_effect
 from autotune.space.ranges import Basis, batch_cap, default_ranges, group_sizes, workers_cap
 from autotune.space.scaling import global_batch_of, samples_within
 
-# Notes on a space before it is searched: settings without an effect, and reasons for narrow ranges.
-# Pure.
+# Notes on a space
 
 
 def space_notes(basis: Basis, domains: Mapping[str, Domain]) -> tuple[Note, ...]:
-    """The notes, in the order of the settings in a report."""
+    """Return the notes on a space, in the order of a report's settings."""
     return (
         *basis.environment.remarks,
         *_malloc(basis),
@@ -45,14 +48,14 @@ def space_notes(basis: Basis, domains: Mapping[str, Domain]) -> tuple[Note, ...]
 
 
 def _malloc(basis: Basis) -> Iterator[Note]:
-    """How trials allocate host memory, where training does not by itself or the user has chosen it."""
+    """Note how trials allocate host memory, if training does not by itself or the user has chosen it."""
     environment = basis.environment
     if environment.malloc:
         yield messages.malloc(switches=environment.malloc, is_ours=environment.keeps_memory)
 
 
 def _reserve(basis: Basis) -> Iterator[Note]:
-    """What trials leave free below the memory limit."""
+    """Note the memory that trials leave free below the limit."""
     objective = basis.objective
     device_bytes = basis.environment.device_memory_bytes
     reserve_bytes = objective.reserve_bytes(device_bytes)
@@ -81,7 +84,7 @@ def _without_effect(basis: Basis) -> Iterator[Note]:
 
 
 def _binding(basis: Basis, domains: Mapping[str, Domain]) -> Iterator[Note]:
-    """Listed bindings that change nothing for any number of ranks that is tried."""
+    """Note listed bindings that have no effect for any number of ranks tried."""
     facts = basis.facts
     environment = basis.environment
     sizes = group_sizes(domains)
@@ -99,7 +102,7 @@ def _binding(basis: Basis, domains: Mapping[str, Domain]) -> Iterator[Note]:
 
 
 def _emulated(basis: Basis) -> Iterator[Note]:
-    """Precisions that the device does not compute natively; of TF32 `without_effect` speaks."""
+    """Note precisions that the device emulates; `without_effect` covers TF32."""
     known = {"tf32", *basis.environment.native_amp_dtypes}
     listed = basis.given.get("amp_dtype", Choices(values=(basis.baseline.amp_dtype,)))
     emulated = [dtype for dtype in listed if dtype not in known]
@@ -123,14 +126,14 @@ def _tf_data(basis: Basis) -> Iterator[Note]:
 
 
 def _out_of_order(basis: Basis, domains: Mapping[str, Domain]) -> Iterator[Note]:
-    """What batches out of order change, where they are tried and are not today's; why, where nobody has asked."""
+    """Note the effects of batches out of order, if tried and not in the baseline; and why, if not listed."""
     if False in domains["in_order"] and basis.baseline.in_order:
         share = None if "in_order" in basis.given else basis.facts.slow_tail_fraction
         yield messages.out_of_order_tried(share)
 
 
 def _ranks(basis: Basis, domains: Mapping[str, Domain]) -> Iterator[Note]:
-    """Devices that are left unused, and listed DDP settings that do not do what they seem to."""
+    """Note devices that stay unused, and listed DDP settings without the expected effect."""
     environment = basis.environment
     given = basis.given
     listed = [name for name in given if name.startswith(DDP_PREFIX)]
@@ -157,7 +160,7 @@ def _ranks(basis: Basis, domains: Mapping[str, Domain]) -> Iterator[Note]:
 
 
 def _hosts(basis: Basis, domains: Mapping[str, Domain]) -> Iterator[Note]:
-    """A layout that changes nothing, and devices that no group reaches by default."""
+    """Note a placement without effect, and devices that no group uses by default."""
     environment = basis.environment
     sizes = group_sizes(domains)
     has_groups = bool(sizes) or basis.baseline.process_count > 1
@@ -171,11 +174,10 @@ def _hosts(basis: Basis, domains: Mapping[str, Domain]) -> Iterator[Note]:
 
 
 def _listed_hooks(basis: Basis, domains: Mapping[str, Domain]) -> Iterator[Note]:
-    """Compression that the user has listed and does not run today: the user alone can judge it."""
-    today = (basis.baseline.ddp or DdpConfig()).comm_hook
-    hooks = [
-        hook for hook in basis.given.get(f"{DDP_PREFIX}comm_hook", ()) if hook not in {None, today}
-    ]
+    """Note listed gradient compression that the baseline lacks, since only the user can judge it."""
+    own = (basis.baseline.ddp or DdpConfig()).comm_hook
+    listed = basis.given.get(f"{DDP_PREFIX}comm_hook", ())
+    hooks = [hook for hook in listed if hook not in {None, own}]
     if hooks:
         yield messages.hooks_change_gradients([*map(str, hooks)])
     unscaled = [dtype for dtype in domains["amp_dtype"] if dtype != "float16"]
@@ -183,45 +185,41 @@ def _listed_hooks(basis: Basis, domains: Mapping[str, Domain]) -> Iterator[Note]
         yield messages.fp16_hook_overflows([*map(str, unscaled)])
 
 
-# Which settings are searched: what the user allows, completed by default ranges of this machine and
-# workload.
-#
-# `resolve` makes a `ResolvedSpace` of a `Basis`: every setting has a domain in it. `compose` turns
-# proposed values into a TrainingConfig or a reason against it.
+# The resolved space
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedSpace:
-    """A domain for every setting, and what composing a configuration needs to know."""
+    """A domain for every setting, and the facts that composing a configuration needs."""
 
     domains: Mapping[str, Domain]
-    """By the setting's name; DistributedDataParallel's, such as "ddp.static_graph", only where that
-    is tried."""
+    """Domains by setting; those of DistributedDataParallel, such as "ddp.static_graph", only if it is
+    tried."""
     given: Mapping[str, Domain]
-    """The settings that the user has given, by name."""
+    """Settings that the user gave, by name."""
     baseline: TrainingConfig
     objective: Objective
     facts: WorkloadFacts
     environment: Environment
     drop_last: bool
     batch_cap: int | None
-    """Most samples of a global batch, raised where a listed grad_accum_steps or world_size needs
-    it; None where the user has listed batch sizes, or keeps the global batch."""
+    """Most samples in a global batch, raised for a listed grad_accum_steps or world_size; None if the
+    user lists batch sizes or keeps the global batch."""
     workers_cap: int | None = None
-    """Most loader workers of all ranks on a host: more of a proposal are left out; None where the
-    user has listed numbers of workers."""
+    """Most loader workers of all ranks on a host, to which proposals are cut; None if the user lists
+    num_workers."""
     policy: Policy = POLICY
     notes: tuple[Note, ...] = ()
-    """What has no effect here, and why a default range is narrower than usual."""
+    """Notes on settings without effect, and on narrow default ranges."""
 
     @property
     def keeps_batch(self) -> bool:
-        """The global batch stays as the baseline's."""
+        """True if the global batch stays that of the baseline."""
         return self.objective.global_batch == "keep"
 
     @property
     def parameters(self) -> dict[str, Domain]:
-        """The settings that are searched: those with more than one value that do not follow from others."""
+        """Settings that are searched: those with several values that do not follow from others."""
         derived = {"grad_accum_steps"} if self.keeps_batch else set()
         if self.batch_setting == "max_tokens":
             derived.add("micro_batch_size")
@@ -233,40 +231,40 @@ class ResolvedSpace:
 
     @property
     def batch_setting(self) -> Literal["micro_batch_size", "max_tokens"]:
-        """The setting by which the batch is searched."""
+        """The setting that is searched for the batch."""
         return self.facts.batch_setting
 
     @property
     def wanted_batch(self) -> int:
-        """The baseline's global batch: in tokens where there is a token budget, else in samples."""
+        """The baseline's global batch, in tokens with a token budget, else in samples."""
         return global_batch_of(self.baseline, self.facts)
 
     @property
     def limit_bytes(self) -> int:
-        """Memory limit of a trial on the device that was probed."""
+        """Bytes that a trial may use on the probed device."""
         return self.objective.limit_bytes(self.environment.device_memory_bytes)
 
     @property
     def group_sizes(self) -> tuple[int, ...]:
-        """Numbers of ranks, more than one, that are tried under DistributedDataParallel."""
+        """Numbers of ranks above one that are tried under DistributedDataParallel."""
         return group_sizes(self.domains)
 
     @property
     def size(self) -> int:
-        """Combinations of values, including those that the rules exclude or that behave the same."""
+        """Number of combinations, including those that rules exclude or that behave the same."""
         return prod(len(domain) for domain in self.parameters.values())
 
     def combinations(self) -> Iterable[dict[str, SettingValue]]:
-        """Every combination of the searched settings."""
+        """Yield every combination of the searched settings."""
         names = list(self.parameters)
         for values in product(*(self.parameters[name] for name in names)):
             yield dict(zip(names, values, strict=True))
 
 
 def resolve(basis: Basis) -> ResolvedSpace:
-    """Complete what the user has given by the default ranges, which include the baseline's values.
+    """Complete the user's settings by default ranges, which include the baseline's values.
 
-    Explicit choices override every cap.
+    The user's choices override every cap.
     """
     domains = default_ranges(basis)
     return ResolvedSpace(
@@ -285,7 +283,7 @@ def resolve(basis: Basis) -> ResolvedSpace:
 
 
 def compose(params: Mapping[str, SettingValue], space: ResolvedSpace) -> TrainingConfig | str:
-    """The configuration for proposed values of `space.parameters`, or the reason against it."""
+    """Return the configuration for proposed values of `space.parameters`, or the reason against it."""
     for name, value in params.items():
         if value not in space.domains[name]:
             return f"{name}={value!r} lies outside the space"
@@ -300,15 +298,14 @@ def compose(params: Mapping[str, SettingValue], space: ResolvedSpace) -> Trainin
     if space.batch_cap is not None and config.global_batch_size > space.batch_cap:
         return f"the global batch must stay within {space.batch_cap}, but got {config.global_batch_size}"
     reason = rules.obstacle(config, space.facts, space.environment, drop_last=space.drop_last)
-    if (
-        reason is None and f"{DDP_PREFIX}comm_hook" not in space.given
-    ):  # else the rounding is the user's to judge
+    # The user may list a hook and judge its rounding.
+    if reason is None and f"{DDP_PREFIX}comm_hook" not in space.given:
         reason = rules.coarse_exchange(config, space.baseline)
     return reason or config
 
 
 def setting_of(config: TrainingConfig, name: str) -> SettingValue:
-    """A setting's value by the name that it has in a space; None for one of DDP's where another strategy runs."""
+    """Return a setting's value by its name in a space; None for one of DDP's with another strategy."""
     value: SettingValue
     if not name.startswith(DDP_PREFIX):
         value = getattr(config, name)
@@ -318,7 +315,7 @@ def setting_of(config: TrainingConfig, name: str) -> SettingValue:
 
 
 def with_batch_setting(config: TrainingConfig, value: int, space: ResolvedSpace) -> TrainingConfig:
-    """A configuration with another value of the setting by which the batch is searched, and what follows from it."""
+    """Return a configuration with another value of the batch setting, and what follows from it."""
     if space.batch_setting == "micro_batch_size":
         return config.model_copy(update={"micro_batch_size": value})
     update = {"max_tokens": value, "micro_batch_size": samples_within(value, space.baseline)}
@@ -326,7 +323,7 @@ def with_batch_setting(config: TrainingConfig, value: int, space: ResolvedSpace)
 
 
 def _settings_of(params: Mapping[str, SettingValue], space: ResolvedSpace) -> dict[str, Any]:
-    """Every setting, normalised; the loader's workers within what the ranks on a host share."""
+    """Return all settings, normalised, with num_workers within the rank's share of the cap."""
     plain: dict[str, Any] = {name: next(iter(domain)) for name, domain in space.domains.items()}
     plain.update(params)
     ddp = {
@@ -339,9 +336,8 @@ def _settings_of(params: Mapping[str, SettingValue], space: ResolvedSpace) -> di
         plain["micro_batch_size"] = samples_within(plain["max_tokens"], space.baseline)
     settings: dict[str, Any] = rules.normalised(plain, space.facts, space.environment)
     if space.workers_cap is not None and settings["strategy"] == "ddp":
-        share = max(
-            1, space.workers_cap // rules.ranks_on_host(settings["world_size"], space.environment)
-        )
+        ranks = rules.ranks_on_host(settings["world_size"], space.environment)
+        share = max(1, space.workers_cap // ranks)
         settings["num_workers"] = min(settings["num_workers"], share)
     return settings
 
@@ -353,7 +349,7 @@ def _one_rank_left_out(settings: Mapping[str, Any], space: ResolvedSpace) -> str
 
 
 def _keep_global_batch(settings: dict[str, Any], space: ResolvedSpace) -> str | None:
-    """Split a kept global batch anew; the reason where that can't be done, None where it is done, or none is kept."""
+    """Set grad_accum_steps so that a kept global batch stays; return the reason if that is impossible."""
     if not space.keeps_batch:
         return None
     name = space.batch_setting

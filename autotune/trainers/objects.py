@@ -1,4 +1,8 @@
-"""Take apart what a framework's user has: a Trainer, a LightningModule, or what accelerate has prepared."""
+"""Take apart a transformers.Trainer, a LightningModule, or objects that accelerate has prepared.
+
+Goes out: model, loader, optimizer, step and baseline settings for a workload. The given objects are
+not changed.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +26,9 @@ from autotune.trainers.steps import (
     trainer_step,
 )
 
-# A model without what accelerate and torch have put around it; the one that was given stays as it
-# is.
-
 
 def plain_model(model: Any) -> Any:
-    """The model without compilation, parallel wrappers and accelerate's autocast."""
+    """Unwrap a model from compilation, parallel wrappers and accelerate's autocast."""
     model = getattr(model, "_orig_mod", model)
     if type(model).__name__ in {"DistributedDataParallel", "DataParallel"}:
         model = model.module
@@ -41,18 +42,15 @@ def plain_model(model: Any) -> Any:
     return plain
 
 
-# What is taken from a framework's objects, whichever framework it is.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """What a workload is made of, by the names of `search`, and what is to be said of it."""
+    """The parts of a workload, by the arguments of `search`, with notes."""
 
     name: str
-    """The model's class."""
+    """Name of the model's class."""
     model: Any
     dataset: Any
-    """A DataLoader, or what was given."""
+    """A DataLoader, or the given dataset."""
     optimizer: Any
     step: Callable[..., Any] | None
     baseline: Mapping[str, Any]
@@ -61,12 +59,11 @@ class Taken:
 
 
 def note_beside(framework: str, names: list[str]) -> tuple[Note, ...]:
-    """What a trainer does beside the step that does not run in trials."""
+    """Return a note on what a trainer does besides the step, which does not run in trials."""
     return (beside_training(framework, [*dict.fromkeys(names)]),) if names else ()
 
 
-# What accelerate has prepared, taken apart: the model without its wrappers, and what the
-# Accelerator is set to.
+# accelerate
 #
 # Source: accelerate 1.15, accelerator.py (prepare_model) and utils/other.py
 # (extract_model_from_parallel).
@@ -76,19 +73,17 @@ _DTYPES = {"no": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
 def take_prepared(accelerator: Any, model: Any, dataset: Any, optimizer: Any) -> Taken:
-    """What trials train of a model, a loader and an optimizer, each prepared or not.
+    """Take apart a model, a loader and an optimizer, each prepared by accelerate or not.
 
     Raises:
-        ConfigError: the Accelerator stands for several processes, or for an engine or a precision
-            that can't be had.
+        ConfigError: The Accelerator has several processes, or an engine or a precision that is not
+            supported.
     """
     kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
     if accelerator.num_processes > 1 or kind in {"DEEPSPEED", "FSDP", "MEGATRON_LM"}:
-        what = (
-            f"of {accelerator.num_processes} processes"
-            if accelerator.num_processes > 1
-            else f"with {kind}"
-        )
+        what = f"with {kind}"
+        if accelerator.num_processes > 1:
+            what = f"of {accelerator.num_processes} processes"
         raise ConfigError(
             f"accelerator: an Accelerator {what} can't be taken apart; search with autotune run -- "
             f"and your command"
@@ -118,8 +113,7 @@ def take_prepared(accelerator: Any, model: Any, dataset: Any, optimizer: Any) ->
     )
 
 
-# A LightningModule with its data, taken apart: its training_step, its train_dataloader, its
-# configure_optimizers.
+# Lightning
 #
 # Source: lightning 2.6, pytorch/core/module.py, hooks.py and optimizer.py (_configure_optimizers).
 
@@ -137,7 +131,7 @@ _RUN = frozenset(
         "training_step",
     }
 )
-"""Methods of a module that run for a trial, or in it."""
+"""Methods of a module that run before or in a trial."""
 _EVALUATION = (
     "validation",
     "test",
@@ -150,7 +144,7 @@ _EVALUATION = (
 
 
 def take_module(module: Any, data: Any, optimizer: Any) -> Taken:
-    """What trials train of a LightningModule.
+    """Take apart a LightningModule and its data.
 
     Args:
         module: It may be attached to a Lightning Trainer, whose settings are then the baseline's.
@@ -199,7 +193,7 @@ def take_module(module: Any, data: Any, optimizer: Any) -> Taken:
 
 
 def _apart(module: Any) -> Any:
-    """A copy of the module with the same parameters, to which submodules and attributes can be added."""
+    """Copy a module, with the same parameters, so that submodules and attributes can be added."""
     own = copy(module)
     for held in ("_parameters", "_buffers", "_modules"):
         vars(own)[held] = copy(vars(own)[held])
@@ -224,7 +218,7 @@ def _called(method: str, call: Callable[[], Any]) -> Any:
 
 
 def _loader(module: Any, data: Any) -> Any:
-    """The training loader, after what Lightning calls before it, in its order; `data` is a copy."""
+    """Return the training loader, after the hooks that Lightning calls before it; `data` is a copy."""
     is_module = hasattr(data, "train_dataloader")
     if is_module:
         data.prepare_data()
@@ -245,7 +239,7 @@ def _loader(module: Any, data: Any) -> Any:
 
 
 def _optimizer(module: Any) -> Any:
-    """The one optimizer that configure_optimizers returns, in any of the forms that Lightning takes."""
+    """Return the single optimizer of configure_optimizers, in any form that Lightning accepts."""
     made = module.configure_optimizers()
     if isinstance(made, list | tuple) and len(made) == 2 and isinstance(made[0], list):
         made = made[0]  # beside the schedulers
@@ -272,7 +266,7 @@ def _baseline(trainer: Any, optimizer: Any) -> dict[str, Any]:
 
 
 def _module_extras(module: Any, trainer: Any) -> Iterator[str]:
-    """What does not run in trials: methods of Lightning's that the module has its own of, and the Trainer's doings."""
+    """Return what does not run in trials: overridden hooks of the module, and features of the Trainer."""
     own = type(module)
     base: Any = next(kind for kind in own.__mro__ if kind.__name__ == "LightningModule")
     package = base.__module__.partition(".")[0]
@@ -289,8 +283,7 @@ def _module_extras(module: Any, trainer: Any) -> Iterator[str]:
     yield from (type(callback).__name__ for callback in trainer.callbacks)
 
 
-# A transformers.Trainer, taken apart: its model with its own loss, its loader, its optimizer, its
-# settings.
+# transformers
 #
 # Source: transformers 5.24, trainer.py (get_train_dataloader, create_optimizer, compute_loss,
 # _inner_training_loop).
@@ -309,19 +302,19 @@ _NOT_CARRIED = (
     "_memory_tracker",
     "_train_dataloader",
 )
-"""Attributes of a Trainer that its compute_loss has no use for, or is given in a trial."""
+"""Attributes of a Trainer that compute_loss does not need, or that a trial sets."""
 _PLACES = ("output_dir", "logging_dir", "run_name", "hub_model_id", "resume_from_checkpoint")
-"""Arguments that say where a run is written, and nothing of how it trains."""
+"""Arguments about a run's files, which do not change the training."""
 _USUAL_CALLBACKS = frozenset(
     {"DefaultFlowCallback", "PrinterCallback", "ProgressCallback", "NotebookProgressCallback"}
 )
 
 
 def take_trainer(trainer: Any) -> Taken:
-    """What trials train of a Trainer.
+    """Take apart a transformers.Trainer.
 
     Raises:
-        ConfigError: it trains in several processes, or by an engine that can't be taken apart.
+        ConfigError: It trains in several processes, or by an engine that can't be taken apart.
     """
     args = trainer.args
     engines = [name for name in ("deepspeed", "fsdp") if getattr(args, name, None)]
@@ -356,7 +349,7 @@ def take_trainer(trainer: Any) -> Taken:
 
 
 def _alone(trainer: Any) -> Any:
-    """A copy of the Trainer whose Accelerator is of one process, and which logs nothing."""
+    """Copy the Trainer, with an Accelerator of one process and without logging."""
     alone = copy(trainer)
     alone.accelerator = Alone()
     alone.gather_function = alone.accelerator.gather_for_metrics
@@ -365,7 +358,7 @@ def _alone(trainer: Any) -> Any:
 
 
 def _carried(trainer: Any) -> Any:
-    """A copy of the Trainer that can be carried to a trial, for its compute_loss."""
+    """Copy the Trainer so that it can be sent to a trial, for its compute_loss."""
     carried = _alone(trainer)
     for name in _NOT_CARRIED:
         if name in vars(carried):
@@ -374,7 +367,7 @@ def _carried(trainer: Any) -> Any:
 
 
 def _identity(trainer: Any) -> tuple[object, ...]:
-    """What tells this Trainer's training from another's: its class, its loss, and its arguments."""
+    """Return the identity of a Trainer's training: its class, loss and arguments."""
     plain = {name: value for name, value in trainer.args.to_dict().items() if name not in _PLACES}
     return type(trainer), trainer.compute_loss_func, json.dumps(plain, sort_keys=True, default=str)
 
@@ -388,7 +381,7 @@ def _amp_dtype(args: Any) -> str:
 
 
 def _several_devices(args: Any) -> dict[str, Any]:
-    """A Trainer in one process that sees several devices trains in DataParallel, its batch shared out among them."""
+    """Return the settings of a Trainer in one process with several devices, which uses DataParallel."""
     if args.n_gpu <= 1:
         return {}
     return {
@@ -421,14 +414,14 @@ def _trainer_extras(trainer: Any) -> list[str]:
     return [*names, *(name for name in callbacks if name not in _USUAL_CALLBACKS)]
 
 
-# Which framework the arguments of a call are of, and so which module takes them apart.
+# The framework of a call's arguments
 
 
 def take_apart(given: Mapping[str, Any]) -> Taken | None:
-    """What is taken from a framework's objects among the arguments of `search`; None where there is none.
+    """Take apart a framework's objects among the arguments of `search`; None without any.
 
     Raises:
-        ConfigError: an object can't be taken apart, or stands beside what it decides itself.
+        ConfigError: An object can't be taken apart, or is given next to a part that it decides.
     """
     model = given["model"]
     dataset = given["dataset"]
@@ -461,7 +454,7 @@ def take_apart(given: Mapping[str, Any]) -> Taken | None:
 
 
 def _is_of(value: object, package: str, name: str) -> bool:
-    """Whether a value's class is, or is derived from, a class of that name in a package; imports nothing."""
+    """Return True if a value is an instance of a package's class, by name, without importing it."""
     kinds = type(value).__mro__
     return any(
         kind.__name__ == name and kind.__module__.partition(".")[0] == package for kind in kinds

@@ -1,7 +1,6 @@
-"""Models whose forward pass is a framework's own step: what wraps or compiles the model does so to the whole step.
+"""Models whose forward pass is a framework's step, so wrapping or compiling covers the whole step.
 
-They are built in the caller's process from the caller's model, and run in trials alone, on the
-trial's own copy.
+They are built in the caller's process, and only run in trials, on a copy of the caller's model.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ from autotune.apply.prepare import optimizer_like
 
 
 def trainer_step(model: nn.Module, batch: Any) -> Tensor:
-    """The loss of a batch, by a TrainerStep, however wrapped. A plain dict is what DataParallel shares out."""
+    """Return the loss of a batch by a TrainerStep, wrapped or not; DataParallel only splits plain dicts."""
     loss: Tensor = model(dict(batch) if isinstance(batch, Mapping) else batch)
     return loss
 
 
 class TrainerStep(nn.Module):
-    """A model that computes the loss of a batch as a transformers.Trainer does (`compute_loss`).
+    """A model whose forward pass is a transformers.Trainer's `compute_loss`.
 
     Args:
-        model: The Trainer's.
-        trainer: A copy of the Trainer without what a trial has no use for.
-        identity: What tells this Trainer's loss from another's, beside the model.
+        model: The Trainer's model.
+        trainer: A copy of the Trainer, reduced to what a trial needs.
+        identity: Identity of the Trainer's loss, besides the model.
     """
 
     def __init__(self, model: nn.Module, trainer: Any, identity: object) -> None:
@@ -43,7 +42,7 @@ class TrainerStep(nn.Module):
         self._is_begun = False
 
     def forward(self, batch: Any) -> Tensor:
-        """The loss of a batch."""
+        """Return the loss of a batch."""
         if not self._is_begun:
             self._begin()
         loss: Tensor = self._trainer.compute_loss(
@@ -52,7 +51,7 @@ class TrainerStep(nn.Module):
         return loss
 
     def _begin(self) -> None:
-        """What Trainer.train does before the first step, with what the Trainer holds beside the model."""
+        """Do what Trainer.train does before the first step."""
         self._is_begun = True
         trainer = self._trainer
         place = next(
@@ -69,7 +68,7 @@ class TrainerStep(nn.Module):
 
 
 class LightningStep(nn.Module):
-    """A model that computes the loss of a batch as a LightningModule does (`training_step`)."""
+    """A model whose forward pass is a LightningModule's `training_step`."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -77,7 +76,7 @@ class LightningStep(nn.Module):
         self._takes_index = _takes_index(module.training_step)
 
     def forward(self, batch: Any, index: int) -> Tensor:
-        """The loss of a batch, the one of that number.
+        """Return the loss of a batch.
 
         Raises:
             TypeError: the module's step returned none.
@@ -98,13 +97,13 @@ class LightningStep(nn.Module):
 
 
 class LightningLoop:
-    """The step of a trial on a LightningStep: counts batches, outside of what may be compiled."""
+    """The step of a trial on a LightningStep; it counts batches outside of compiled code."""
 
     def __init__(self) -> None:
         self._batches = 0
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
-        """The loss of a batch."""
+        """Return the loss of a batch."""
         if self._batches == 0:
             self._begin(model)
         loss: Tensor = model(batch, self._batches)
@@ -113,7 +112,7 @@ class LightningLoop:
 
     @staticmethod
     def _begin(model: nn.Module) -> None:
-        """What Lightning's own `to` and Trainer would have done: tell modules their device; nobody takes a log."""
+        """Set the modules' device, as Lightning's `to` does, and discard logs."""
         place = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         for module in model.modules():
             if "_device" in vars(module):  # of Lightning's, also of a module within a module
@@ -124,22 +123,22 @@ class LightningLoop:
 
 @dataclass(frozen=True, slots=True)
 class ClippedOptimizer:
-    """Makes optimizers like a trainer's, which clip the gradients before each step as the trainer does."""
+    """Makes optimizers like a trainer's, which clip gradients before each step like the trainer."""
 
     given: torch.optim.Optimizer
     most: float
-    """The norm of all gradients, or the largest value of one."""
+    """Clip by the norm of all gradients, or by value."""
     by_value: bool = False
 
     def __call__(self, parameters: Sequence[Tensor], lr: float) -> torch.optim.Optimizer:
-        """An optimizer of these parameters."""
+        """Return an optimizer of these parameters."""
         made = optimizer_like(self.given, parameters, lr)
         made.register_step_pre_hook(partial(_clip, most=self.most, by_value=self.by_value))
         return made
 
 
 class Alone:
-    """Stands for an accelerate.Accelerator of one process that has nothing to prepare, gather or unwrap."""
+    """An accelerate.Accelerator of one process that does nothing."""
 
     num_processes = 1
     process_index = 0
@@ -154,29 +153,29 @@ class Alone:
         self.device = torch.device("cpu")
 
     def prepare(self, *prepared: Any, **_: Any) -> Any:
-        """What was given."""
+        """Return the argument."""
         return prepared[0] if len(prepared) == 1 else prepared
 
     def gather(self, tensor: Any, *_: Any, **__: Any) -> Any:
-        """What was given."""
+        """Return the argument."""
         return tensor
 
     unwrap_model = gather_for_metrics = reduce = pad_across_processes = gather
 
     def autocast(self, *_: Any, **__: Any) -> Any:
-        """Nothing: trials set precision and accumulation around the whole step."""
+        """Return a context without effect: trials set precision and accumulation around the whole step."""
         return nullcontext()
 
     no_sync = accumulate = autocast
 
     def log(self, *_: Any, **__: Any) -> None:
-        """Nothing."""
+        """Discard a log."""
 
     print = wait_for_everyone = log
 
 
 def _takes_index(method: Any) -> bool:
-    """Whether a training_step takes the batch's number, whatever it calls that. Source: Lightning's own rule.
+    """Return True if a training_step takes the batch's index, by Lightning's rule.
 
     lightning/pytorch/loops/training_epoch_loop.py, _build_kwargs, and utilities/signature_utils.py.
     """
@@ -196,4 +195,4 @@ def _clip(
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """Logs nothing."""
+    """Discard a log."""

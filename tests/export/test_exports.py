@@ -142,6 +142,15 @@ def test_a_snippet_is_python_and_calls_the_trainer_with_the_settings(
         assert value == (ast.literal_eval(loader[name]) if name in loader else plain)
 
 
+@pytest.mark.parametrize("target", ["lightning", "composer"])
+@pytest.mark.parametrize("start", ["fork", "forkserver", "spawn"])
+def test_start_method_of_workers_is_carried(target: str, start: str) -> None:
+    export = TrainingConfig(num_workers=2, multiprocessing_context=start).to(target)
+    loader = keywords(export.text, "dict")
+    assert ast.literal_eval(loader["multiprocessing_context"]) == start
+    assert "multiprocessing_context" not in dropped(export)
+
+
 @pytest.mark.parametrize("target", sorted(TARGETS.keys() - {"deepspeed"}))
 def test_the_mean_of_a_token_budgets_batches_is_no_batch_size(target: str) -> None:
     export = BUDGET.to(target, optimizer="SGD")
