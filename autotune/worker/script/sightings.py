@@ -288,6 +288,8 @@ class Sightings:
     """Key in `steps` of each live optimizer: a script may make a model and an optimizer for each
     client (federated learning)."""
 
+    _latest: torch.optim.Optimizer | None = None
+    """The optimizer that stepped last; never read, but held so that at least one still exists."""
     outermost: list[nn.Module] = field(default_factory=list)
     """Modules with trainable parameters that the script itself calls while gradients are on."""
     samples: list[int] = field(default_factory=list)
@@ -365,6 +367,7 @@ class Sightings:
             self.framework = _framework()
             self.lr = self.lr or asked_lr(optimizer)
         self.steps[key] = self.steps.get(key, 0) + 1
+        self._latest = optimizer
 
     def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Record the call of an outermost module; return whether the module trains."""
