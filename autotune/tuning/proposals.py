@@ -219,9 +219,14 @@ def params_of(config: TrainingConfig, space: ResolvedSpace) -> Params:
         values["prefetch_factor"] = config.batches_per_worker
     found: Params = {}
     for name, domain in space.parameters.items():
-        is_idle = name.startswith(DDP_PREFIX) and config.strategy != "ddp"
-        if not is_idle and (values[name] is not None or None in domain):
-            found[name] = _as_listed(values[name], domain)
+        if name.startswith(DDP_PREFIX) and config.strategy != "ddp":
+            continue
+        value = values[name]
+        if value is None and None not in domain:
+            continue
+        if isinstance(domain, IntRange) and isinstance(value, float):
+            value = int(value)  # a range holds whole numbers, while a size may be a fraction
+        found[name] = value
     return found
 
 
@@ -395,11 +400,6 @@ def largest_batch_variant(
         if variant is not None:
             return variant
     return None
-
-
-def _as_listed(value: SettingValue, domain: Domain) -> SettingValue:
-    """Return a value as its domain has it: a range holds whole numbers, while a size may be a fraction."""
-    return int(value) if isinstance(domain, IntRange) and isinstance(value, float) else value
 
 
 def _cores_of_a_rank(space: ResolvedSpace, ranks: int) -> int:

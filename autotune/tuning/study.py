@@ -25,7 +25,7 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 from optuna.storages._rdb.models import BaseModel
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 from sqlalchemy import URL, Engine, event
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -374,11 +374,6 @@ def end_recorded(study: optuna.Study) -> None:
             end_trial(study, known.number, record)
 
 
-def begun_params(trial: FrozenTrial) -> dict[str, Any]:
-    """Return the values of an interrupted trial: those it has, and those it was enqueued with."""
-    return {**trial.system_attrs.get("fixed_params", {}), **trial.params}
-
-
 def lacks_baseline(study: optuna.Study) -> bool:
     """Return True if the baseline, the first trial, was interrupted or failed: the study is of no use then."""
     trials = study.get_trials(deepcopy=False)
@@ -388,11 +383,6 @@ def lacks_baseline(study: optuna.Study) -> bool:
     if written is None or not trials[0].state.is_finished():
         return True
     return TrialRecord.model_validate_json(written).outcome in {"crashed", "invalid"}
-
-
-def carried(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the user attributes that an interrupted trial passes on to the one that repeats it."""
-    return {name: value for name, value in attributes.items() if name in {CONFIG, *PROMISING}}
 
 
 def is_promising(attributes: Mapping[str, Any]) -> bool:
@@ -629,7 +619,13 @@ class Study:
                 own = {CONFIG: space.baseline.model_dump_json()}
                 study.enqueue_trial(params_of(space.baseline, space), user_attrs=own)
             for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-                study.enqueue_trial(begun_params(trial), user_attrs=carried(trial.user_attrs))
+                params = {**trial.system_attrs.get("fixed_params", {}), **trial.params}
+                kept = {
+                    name: value
+                    for name, value in trial.user_attrs.items()
+                    if name in {CONFIG, *PROMISING}
+                }
+                study.enqueue_trial(params, user_attrs=kept)
                 study.tell(trial.number, state=TrialState.FAIL)
             opened._note_waiting()
         return opened
