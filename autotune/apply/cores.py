@@ -20,13 +20,15 @@ from dataclasses import dataclass
 from hashlib import sha256
 from math import ceil, inf
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import threadpoolctl
-import torch
 from platformdirs import user_cache_path
 
 from autotune.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
 
 # The processor and control groups
 
@@ -231,6 +233,8 @@ def bind_rank(
     Raises:
         CoresError: It can't be bound, and keeps its affinity.
     """
+    import torch
+
     for name in _PLACES_THREADS:
         if os.environ.get(name, "").lower() not in _OFF:  # this very thread may be on one core now
             raise CoresError(
@@ -314,6 +318,8 @@ def addresses_of_ranks(own: torch.device, rank: int, ranks: int, count: int = 1)
         ranks: Number of ranks on this host.
         count: Number of devices, for a process that is alone.
     """
+    import torch
+
     if own.type == "cpu":
         return [()] * ranks
     module = torch.get_device_module(own)
@@ -334,6 +340,8 @@ def addresses_of_ranks(own: torch.device, rank: int, ranks: int, count: int = 1)
 
 def pci_address(device: torch.device) -> str | None:
     """Return a device's PCI address; None if torch does not report it. Source: torch/numa/binding.py."""
+    import torch
+
     with suppress(AttributeError, RuntimeError, AssertionError):
         own = torch.get_device_module(device).get_device_properties(device)
         return f"{own.pci_domain_id:04x}:{own.pci_bus_id:02x}:{own.pci_device_id:02x}.0"
@@ -441,6 +449,8 @@ def limit_threads(count: int) -> None:
     Source: gcc.gnu.org, bug 58378 (libgomp after fork); OpenCV, modules/core/src/parallel_impl.cpp,
     ThreadPool::setNumOfThreads.
     """
+    import torch
+
     os.environ.update(dict.fromkeys(VARIABLES, str(count)))
     is_forked = _is_forked()
     torch.set_num_threads(min(count, torch.get_num_threads()) if is_forked else count)
@@ -521,6 +531,8 @@ def _is_usual(folder: Path) -> bool:
 
 def own_device(*, is_rank: bool) -> torch.device:
     """Return the accelerator's current device, or that of LOCAL_RANK for a rank; the CPU without one."""
+    import torch
+
     kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if kind is None:
         return torch.device("cpu")
@@ -532,6 +544,8 @@ def own_device(*, is_rank: bool) -> torch.device:
 
 def set_current(device: torch.device) -> None:
     """Make an accelerator's device the current one, as trials do."""
+    import torch
+
     if device.index is not None and torch.accelerator.is_available():
         own = torch.accelerator.current_accelerator()
         if own is not None and own.type == device.type:
@@ -545,6 +559,8 @@ def set_threads(count: int | None, ranks_here: int | None) -> None:
         count: Number of threads; None: divide the cores among the ranks.
         ranks_here: Ranks on this host. Both None: change nothing.
     """
+    import torch
+
     if count is not None or ranks_here is not None:
         torch.set_num_threads(count or max(1, usable_cores() // (ranks_here or 1)))
 
@@ -554,11 +570,15 @@ def set_cudnn_benchmark(is_on: bool) -> None:
 
     No effect without either. Source: torch.backends.cudnn.benchmark.
     """
+    import torch
+
     torch.backends.cudnn.benchmark = is_on
 
 
 def local_rank() -> int:
     """Return this rank's number on its host: LOCAL_RANK, else the rank in an open process group, else 0."""
+    import torch
+
     own = os.environ.get("LOCAL_RANK", "")
     if own.isdecimal():
         return int(own)

@@ -121,7 +121,10 @@ def test_another_module_that_is_missing_is_not_taken_for_ray(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "autotune.launch.ray_launcher", None)
-    with pytest.raises(ImportError, match=r"autotune\.launch\.ray_launcher"), temporary_folder() as folder:
+    with (
+        pytest.raises(ImportError, match=r"autotune\.launch\.ray_launcher"),
+        temporary_folder() as folder,
+    ):
         opened_launcher(None, folder, PLAN).__enter__()
 
 

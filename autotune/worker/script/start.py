@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import builtins
 import io
-import json
 import os
 import runpy
 import signal
@@ -14,15 +12,13 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from time import perf_counter, sleep
+from time import sleep
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
 
 from autotune.apply.cores import compile_cache_variables
 from autotune.config.command import PythonStart, python_start
 from autotune.protocol import messages
 from autotune.protocol.attach import (
-    ATTACH_VARIABLE,
     attached_environment,
     framework_environment,
     is_own_python,
@@ -33,135 +29,10 @@ from autotune.protocol.messages import RankReport
 from autotune.worker.build import WorkloadFault
 from autotune.worker.failures import HangDump
 from autotune.worker.place import Place
+from autotune.worker.script.bootstrap import open_session, overrides_of
 from autotune.worker.script.files.protection import protect_files
-from autotune.worker.script.hooks import after_import
 from autotune.worker.script.overrides import follow_variables
 from autotune.worker.script.session import Session
-
-if TYPE_CHECKING:
-    from autotune.worker.script.overrides import Overrides
-
-
-# Attaches in a process: to the script that a forked rank becomes, or in a Python process that a
-# command has started.
-#
-# Comes in: a job, or what `AUTOTUNE_ATTACH` tells. Goes out: a Session that watches torch from then
-# on. What is told is a trial's folder with its job, or, for a training that is run to its end,
-# settings and the facts of its script.
-
-
-def begin() -> None:
-    """In a Python process that a command has started: protect files at once, attach once torch is imported."""
-    told = json.loads(os.environ[ATTACH_VARIABLE])
-    if "folder" in told:
-        from autotune.protocol.disk import TrialFolder
-        from autotune.worker.script.files.protection import protect_files
-
-        folder = TrialFolder(Path(told["folder"]))
-        protect_files(folder.overlay, own=[*map(Path, told.get("own_folders", [folder.path]))])
-        if "started" not in told:  # a loader's worker
-            return
-    after_import("torch", lambda _: _attach(told))
-
-
-def open_session(
-    job: messages.WorkloadJob, place: Place, dump: HangDump, started: float
-) -> Session:
-    """Watch torch in this process, and do a job once the script trains."""
-    from autotune.worker.build import seed_all
-    from autotune.worker.place import DEADLINE_SHARE, Start
-    from autotune.worker.script.files.protection import protect_torch
-    from autotune.worker.script.hooks import install
-    from autotune.worker.script.session import Session, doer_of
-
-    protect_torch()
-    overrides = overrides_of(job)
-    overrides.in_process()
-    seed_all(job.process.seed)
-    ends_at = started + DEADLINE_SHARE * job.process.deadline_s
-    start = Start(started=started, built_from=perf_counter(), ends_at=ends_at, before={})
-    session = Session(job, overrides, place, doer_of(job, place, dump, start))
-    install(session)
-    return session
-
-
-def overrides_of(job: messages.WorkloadJob) -> Overrides:
-    """What a script is to have for a job; where settings are switched later on, it begins with its own."""
-    from autotune.protocol import messages as kinds
-    from autotune.worker.script.overrides import Overrides
-
-    config = job.config
-    is_switched = isinstance(job, kinds.PrecisionJob | kinds.CurvesJob)
-    if is_switched and job.script is not None:
-        own = {
-            name: getattr(job.script.observed, name)
-            for name in ("amp_dtype", "channels_last", "intra_op_threads")
-        }
-        config = config.model_copy(update=own)
-    return Overrides(config, job.script, is_switched=is_switched)
-
-
-def _attach(told: dict[str, Any]) -> None:
-    """Whatever is amiss with us, torch can be imported."""
-    try:
-        session = _session_of(told)
-    except Exception as error:  # noqa: BLE001 - the trial's folder is gone, or of another version
-        sys.stderr.write(
-            f"autotune: could not attach to this process: {type(error).__name__}: {error}\n"
-        )
-        return
-    if session.job is None:
-        return
-    before = sys.excepthook
-    seen = session.sightings
-
-    def on_error(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
-        before(kind, error, traceback)
-        if seen.made or seen.outermost or seen.steps:
-            session.script_ended(error)
-
-    def on_end() -> None:
-        if (
-            seen.steps
-        ):  # else it only prepares something, or loads batches for a process that trains
-            session.script_ended()
-
-    sys.excepthook = on_error
-    atexit.register(on_end)
-
-
-def _session_of(told: dict[str, Any]) -> Session:
-    from autotune.config.plan import ScriptFacts
-    from autotune.config.training_config import TrainingConfig
-    from autotune.protocol.disk import TrialFolder
-    from autotune.protocol.messages import RankReport, WorkloadJob, read_job
-    from autotune.records.trial import TrialResult
-    from autotune.worker.device import DeviceError
-    from autotune.worker.failures import HangDump
-    from autotune.worker.place import Place
-    from autotune.worker.script.bench import no_job
-    from autotune.worker.script.hooks import install
-    from autotune.worker.script.overrides import Overrides
-    from autotune.worker.script.session import Session
-
-    if "folder" in told:
-        folder = TrialFolder(Path(told["folder"]))
-        started = float(told["started"])
-        job: WorkloadJob = read_job(folder.job)  # type: ignore[assignment] # a command's job has a workload
-        place = Place(folder, 0, 0)
-        dump = HangDump(file=sys.stderr, ends_at=started + job.process.deadline_s)
-        try:
-            return open_session(job, place, dump, started)
-        except DeviceError as refusal:  # to run on would train otherwise than is to be measured
-            place.write(RankReport(result=TrialResult(outcome="invalid", reason=str(refusal))))
-            os._exit(1)
-    config = TrainingConfig.model_validate(told["config"])
-    overrides = Overrides(config, ScriptFacts.model_validate(told["script"]), is_trial=False)
-    overrides.in_process()
-    session = Session(None, overrides, Place(TrialFolder(Path()), 0, 0), no_job)
-    install(session)
-    return session
-
 
 # Runs the command of a job in a trial's process: in this very process where it is Python on a
 # script, else below it.

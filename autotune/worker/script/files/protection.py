@@ -35,7 +35,7 @@ from autotune.worker.script.files.changes import Changes, Reads
 from autotune.worker.script.files.native import PATCHED_MODULES, patch_module
 from autotune.worker.script.files.real import open_file, real_os, replace_everywhere
 from autotune.worker.script.files.view import View
-from autotune.worker.script.hooks import after_import
+from autotune.worker.script.imports import after_import
 
 _CACHES = (
     "HF_DATASETS_CACHE", "HF_HOME", "HF_HUB_CACHE", "KAGGLEHUB_CACHE", "KERAS_HOME", "NLTK_DATA", "NUMBA_CACHE_DIR",

@@ -14,7 +14,7 @@ _own = Path(__file__).resolve().parent
 
 if "AUTOTUNE_ATTACH" in os.environ:
     try:
-        from autotune.worker.script.start import begin
+        from autotune.worker.script.bootstrap import begin
 
         begin()
     except Exception as error:  # noqa: BLE001 - another interpreter than autotune's, or a deleted folder

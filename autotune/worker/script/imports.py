@@ -1,0 +1,86 @@
+"""Act on a module once it has been imported, whoever imports it and whenever.
+
+Imports neither torch nor anything heavy: every Python process of a command starts with this.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+
+def after_import(name: str, act: Callable[[ModuleType], None]) -> None:
+    """Call a function on a module: now if it is imported, else once it has been executed.
+
+    Args:
+        name: The module's full name.
+        act: The function, which takes the module.
+    """
+    module = sys.modules.get(name)
+    if module is not None and not _is_half_done(module):
+        act(module)
+    else:
+        sys.meta_path.insert(0, _AfterImport(name, act))
+
+
+def _is_half_done(module: ModuleType) -> bool:
+    return bool(getattr(module.__spec__, "_initializing", False))
+
+
+class _AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Find one module by the other finders, and act once it has been executed."""
+
+    def __init__(self, name: str, act: Callable[[ModuleType], None]) -> None:
+        self._name = name
+        self._act = act
+        self._loader: Any = None
+        self._is_asking = False
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Return the module's own spec, with this object as its loader."""
+        # Another object that waits for the same module asks this one too.
+        if fullname != self._name or self._is_asking:
+            return None
+        self._is_asking = True
+        try:
+            spec = self._found(path, target)
+        finally:
+            self._is_asking = False
+        if spec is None or spec.loader is None:
+            return spec
+        self._loader = spec.loader
+        spec.loader = self
+        return spec
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        """Create the module with its own loader."""
+        made: ModuleType | None = self._loader.create_module(spec)
+        return made
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Execute the module with its own loader, then act."""
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        # Not earlier: many ask for a spec only to know whether there is such a module.
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        self._act(module)
+
+    def _found(
+        self, path: Sequence[str] | None, target: ModuleType | None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Return the spec that the other finders find."""
+        for finder in sys.meta_path:
+            if finder is not self and hasattr(finder, "find_spec"):
+                spec = finder.find_spec(self._name, path, target)
+                if spec is not None:
+                    return spec
+        return None
