@@ -91,8 +91,7 @@ def _watch(_module: object) -> None:
 
 
 if "UNWATCHED_FILE" in os.environ:
-    from autotune.worker.script.hooks import (
-        after_import,  # imports neither torch nor anything that watches
-    )
+    # Imports neither torch nor anything that watches
+    from autotune.worker.script.imports import after_import
 
     after_import("torch", _watch)
