@@ -365,7 +365,9 @@ def _reasons(chosen: TrialRecord, contenders: Contenders, verdict: Verdict) -> I
     if verdict == "faster":
         yield messages.proven(exp(found.proven[chosen.number]) - 1, runs, baseline_runs)
     elif reference is not None and (gain := contenders.gain_of(chosen)) is not None:
-        yield messages.not_proven(1 - believe(gain).chance_below(0.0), runs, baseline_runs)
+        yield messages.not_proven(
+            1 - believe(gain, contenders.proof).chance_below(0.0), runs, baseline_runs
+        )
     if not _is_compared(chosen, found):
         yield messages.precision_unchecked(chosen.config.amp_dtype)
     if reference is not None:
@@ -393,7 +395,9 @@ def _why_this(chosen: TrialRecord, contenders: Contenders) -> Note:
         # the best of the others, which may be faster by the upper end of their gains
         others = [record for record in contenders.challengers if record not in dropped][:3]
         gains = [contenders.gain_of(record) for record in others]
-        highs = [believe(gain).ratio().high - 1 for gain in gains if gain is not None]
+        highs = [
+            believe(gain, contenders.proof).ratio().high - 1 for gain in gains if gain is not None
+        ]
         most = max(highs, default=None)
         return messages.nothing_beats_baseline(
             configurations, is_outrun, bool(dropped), most_fraction=most

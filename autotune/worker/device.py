@@ -472,7 +472,7 @@ def _remedy(found: Detection) -> str:
     if found.driver_cuda is not None and found.driver_cuda < int(version.partition(".")[0]):
         return f"this driver is for CUDA {found.driver_cuda}: install a newer one, or a torch built for that CUDA"
     if found.torch_warning is not None:
-        return "mend what it says"
+        return "fix what it reports"
     if found.visible is not None:
         return "let that name GPUs that are here, or unset it"
     if found.gpu == "NVIDIA" and found.driver_cuda is None:
