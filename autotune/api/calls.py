@@ -161,9 +161,10 @@ def diagnose(  # noqa: PLR0913 - the contract's signature
 
         print(autotune.diagnose(model, dataset).report())
 
-    The arguments are those of `search`; `baseline` is what is diagnosed. If your code is slow to
-    start or to make a step, it takes as long as measuring the baseline, and no other settings are
-    tried. No run folder is kept.
+    The arguments are those of `search` without `space`, `n_trials`, `timeout_s`, `training_hours`,
+    `run_dir`, `fresh`, `method` and `warm_start`; `baseline` is what is diagnosed. If your code is
+    slow to start or to make a step, it takes as long as measuring the baseline, and no other
+    settings are tried. No run folder is kept.
 
     Returns:
         The bottleneck, its share of the time, and the remedies.

@@ -109,7 +109,7 @@ def test_trials_share_a_process_where_building_takes_a_second(build_s: float, sh
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("launcher", "hosts", "host"):
+    for name in ("ray_launcher", "ray_cluster", "ray_host"):
         monkeypatch.delitem(sys.modules, f"autotune.launch.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match="pip install 'autotune-torch") as caught:

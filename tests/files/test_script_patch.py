@@ -852,7 +852,8 @@ def test_any_literal_call_is_given_what_is_wanted_and_keeps_the_rest(
     apply(patch, tool)
     _, after = run(path)
     torchs = TORCH_PREFETCH_FACTOR if after["num_workers"] else None
-    expected = {**config.dataloader_kwargs(), "prefetch_factor": config.prefetch_factor or torchs}
+    expected = {"batch_size": config.loader_batch_size, **config.loader_settings}
+    expected["prefetch_factor"] = config.prefetch_factor or torchs
     changed = {"batch_size" if name == "micro_batch_size" else name for name in patch.settings}
     assert {*patch.settings, *patch.left} >= wanted
     assert {*patch.left.values()} <= {"needs_num_workers"}, "nothing else hinders a literal call"
