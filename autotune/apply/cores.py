@@ -238,7 +238,7 @@ def bind_rank(
     for name in _PLACES_THREADS:
         if os.environ.get(name, "").lower() not in _OFF:  # this very thread may be on one core now
             raise CoresError(
-                "numa_binding can't stand beside a variable by which OpenMP places threads itself, but "
+                "numa_binding can't be combined with a variable by which OpenMP places threads itself, but "
                 "got "
                 f"{name}={os.environ[name]}; unset it, or leave numa_binding out"
             )

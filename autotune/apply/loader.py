@@ -86,7 +86,7 @@ def _like(value: Mapping[Any, Any], parts: dict[Any, Any]) -> Mapping[Any, Any]:
     try:
         if not isinstance(value, MutableMapping):
             return type(value)(parts)  # type: ignore[call-arg] # a mapping's type usually takes one
-        own = copy(value)  # it may have attributes beside its items
+        own = copy(value)  # it may have attributes besides its items
         for key, part in parts.items():
             own[key] = part  # transformers' ModelOutput refuses `update`
     except Exception:  # noqa: BLE001 - a type of the user's may raise anything

@@ -544,7 +544,7 @@ def prepared(
     binding = config.numa_binding
     if binding is not None and not can_bind(place):
         warnings.warn(
-            "numa_binding has no effect: processes are bound to cores on Linux alone, beside CUDA "
+            "numa_binding has no effect: processes are bound to cores on Linux alone, with CUDA "
             "and ROCm devices or "
             "on the CPU",
             stacklevel=3,

@@ -46,7 +46,7 @@ from autotune.settings_table import DDP_PREFIX
 READ_PART = "read_part"
 """Key in the validation context of the function that reads a part of the workload from text."""
 
-BESIDE_A_COMMAND = "nothing can stand beside workload.command, whose script decides all else"
+BESIDE_A_COMMAND = "workload.command excludes all other fields: its script decides the rest"
 
 StartMethod = Literal["fork", "spawn", "forkserver"]
 

@@ -412,7 +412,7 @@ def _unread_precisions(
     return {
         name: f"{value!r} has no amp_dtype here; set baseline.amp_dtype"
         if amp_dtype is None
-        else f"{value!r} is set beside {amp_dtype}, which is taken"
+        else f"{value!r} is set as well as {amp_dtype}, which is taken"
         for name, value in left.items()
         if amp_dtype is None or not _alike(value, told.get(name, False))
     }

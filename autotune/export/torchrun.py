@@ -44,7 +44,7 @@ def _defaults(found: Wanted) -> Iterator[Differing]:
             differs = ", and divides a node's cores among all of its GPUs, used or not; in trials among its ranks"
         yield Differing(
             "--numa-binding",
-            f"needs the program numactl, and no config.prepare beside it, which binds too{differs}",
+            f"needs the program numactl, and no config.prepare with it, which binds too{differs}",
         )
     if found.processes > 1 and found["intra_op_threads"] is None:
         yield Differing(

@@ -363,7 +363,7 @@ def _locate(document: Document, path: KeyPath, place: Place) -> None:
 
 
 FROM_BESIDE_A_COMMAND = (
-    "--from can't stand beside a command, whose baseline is what the script itself is seen to do, "
+    "--from can't be combined with a command, whose baseline is what the script itself is seen to do, "
     "its framework's "
     "file among it"
 )

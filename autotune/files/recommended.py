@@ -160,7 +160,7 @@ _LOADERS = {
 #     loader = config.loader(loader)  # a copy of your own, with these settings
 """,
     "beside": """\
-#     loader = ...  # yours, made with what the search had beside it: {beside}
+#     loader = ...  # yours, made with what the search used with it: {beside}
 #     loader = config.loader(loader)  # a copy of it, with these settings
 """,
     "tokens": """\

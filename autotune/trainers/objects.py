@@ -469,5 +469,5 @@ def _refuse_beside(given: Mapping[str, Any], what: str, *names: str) -> None:
     idle = [name for name in names if given.get(name) is not None]
     if idle:
         raise ConfigError(
-            f"{', '.join(idle)}: can't stand beside {what}, which decides that itself; leave it out"
+            f"{', '.join(idle)}: can't be combined with {what}, which decides that itself; leave it out"
         )
