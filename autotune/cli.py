@@ -162,11 +162,11 @@ def _plan(
             f"{shlex.join(words)!r:.80}; leave CONFIG out, or write the command into it as "
             f"workload.command"
         )
-    from autotune.files.plan_file import FROM_BESIDE_A_COMMAND, command_plan, read_plan
+    from autotune.files.plan_file import FROM_NEEDS_NO_COMMAND, command_plan, read_plan
 
     if config is None:
         if today is not None:
-            raise click.UsageError(f"{FROM_BESIDE_A_COMMAND}; leave --from out")
+            raise click.UsageError(f"{FROM_NEEDS_NO_COMMAND}; leave --from out")
         return command_plan(words, overrides, executor=executor)
     if today is None:
         return read_plan(config, overrides, executor=executor)
@@ -177,9 +177,9 @@ def _plan_from(
     config: Path, overrides: tuple[str, ...], executor: ExecutorKind | None, today: tuple[str, Path]
 ) -> Plan:
     """Return the Plan of CONFIG on top of a framework's file; report on stderr what was not read."""
-    from autotune.files.plan_file import notes_of, read_plan, read_today
+    from autotune.files.plan_file import notes_of, read_current, read_plan
 
-    found = read_today(*today)
+    found = read_current(*today)
     plan = read_plan(config, overrides, executor=executor, today=found)
     for note in notes_of(found, plan):
         click.echo(note, err=True)
@@ -355,15 +355,15 @@ def export(recommended: Path, target: str, as_json: bool) -> None:
 
     autotune export runs/mine --to hf > training_args.json
     """
-    from autotune.api.commands import export_json, export_remarks, export_run
+    from autotune.api.commands import export_json, export_notes, export_run
 
     found = export_run(recommended, target)
     if as_json:
         write(export_json(found))
         return
     write(found.text.removesuffix("\n"))
-    for remark in export_remarks(found):
-        say(remark)
+    for note in export_notes(found):
+        say(note)
 
 
 @cli.command()
@@ -415,14 +415,14 @@ def report(run_dir: Path, as_json: bool) -> None:
             if not as_json:
                 _show_report(found, as_json)
         finally:  # also if the reader of stdout has gone
-            found, remark = rewrite_reports(found, run_dir)
+            found, note = rewrite_reports(found, run_dir)
         if as_json:  # after writing, since it lists the files
             _show_report(found, as_json)
     finally:
         if was_collecting:
             gc.enable()
-    if remark:
-        say(remark)
+    if note:
+        say(note)
 
 
 @cli.command()

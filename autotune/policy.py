@@ -54,7 +54,7 @@ class Trials:
     benchmarks/regret.py."""
     informed_patience: int = 6
     """The same, counting the model's most promising trials. Source: benchmarks/regret.py."""
-    brief_patience_s: float = 36.0
+    short_search_patience_s: float = 36.0
     """The same in a short search, as seconds of trials."""
     least_patience: int = 3
     """Fewest trials that these seconds may amount to."""
@@ -279,13 +279,13 @@ class Time:
     """Share of the time-out for the proof of the best's gain."""
     deciding_s: float = 45.0
     """Seconds for the proof without a time-out, so that an answer takes a minute."""
-    brief_deciding_builds: float = 4.0
+    short_search_deciding_builds: float = 4.0
     """The same in a short search, in builds of the workload."""
-    brief_builds: float = 2.0
+    short_search_builds: float = 2.0
     """Builds that the trials of a short search may take."""
-    brief_trials_s: float = 60.0
+    short_search_trials_s: float = 60.0
     """Least seconds for these trials."""
-    brief_end_s: float = 30.0
+    short_search_end_s: float = 30.0
     """Estimated seconds of a short search's end, without a build."""
     longest_share: float = 0.3
     """Share of the time for trials that one proposed trial may take."""
@@ -307,7 +307,7 @@ class Time:
     """The same for a point that is measured again: the longest stretch of a trial's extras."""
     longest_window_s: float = 6.0
     """Longest window, in seconds; loaders that pause for a second are rare."""
-    brief_window_s: float = 4.0
+    short_search_window_s: float = 4.0
     """Window in a short search, in seconds: slow starts mostly mean slow steps, and three blocks
     take longer."""
     first_window_s: float = 2.0
@@ -324,7 +324,7 @@ class Time:
     """Seconds of training on the largest samples, if there is time: longer than a trial's window."""
     shortest_stress_s: float = 1.0
     """The least of these seconds: a shorter run would end before memory has reached its peak."""
-    brief_stress_s: float = 4.0
+    short_search_stress_s: float = 4.0
     """The same in a short search: three steps with each kind of batch mostly take longer."""
 
 

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from itertools import permutations
 from typing import Any
 
-from autotune.models.evidence import assumed_spread
+from autotune.models.evidence import assumed_variation
 from autotune.records.measurement import Interval
-from autotune.records.result import RunSpread
+from autotune.records.result import RunVariation
 from benchmarks.measures.recording import (
     describe_machine,
     git_revision,
@@ -34,7 +34,7 @@ from benchmarks.replay.gpu_runs import (
 _SHARES = (1.0, 0.95)
 """Rates of the trial under way over the best's."""
 _COUNTS = ("pairs", "before", "now")
-_BEFORE = RunSpread(sd=0.01, degrees_of_freedom=3.0)
+_BEFORE = RunVariation(sd=0.01, degrees_of_freedom=3.0)
 """Assumed of all runs on accelerators until 2026-11-28."""
 
 
@@ -66,7 +66,7 @@ def main() -> int:
 
 def count_stops(alike: RunsAlike) -> Iterator[dict[str, Any]]:
     """Count the pairs of runs of which the second would be stopped early, for each share."""
-    now = assumed_spread("cuda")
+    now = assumed_variation("cuda")
     for share in _SHARES:
         pairs = list(permutations(alike.runs, 2))
         yield {
@@ -95,7 +95,7 @@ def totals(stops: list[dict[str, Any]]) -> dict[str, Any]:
 
 def judge(search: RecordedSearch) -> dict[str, Any]:
     """Return what a search says of its gain now, and said then."""
-    found = replayed(search, assumed_spread("cuda"))
+    found = replayed(search, assumed_variation("cuda"))
     return {
         "search": search.name,
         "verdict_then": search.verdict,

@@ -62,7 +62,7 @@ from benchmarks.yardsticks.product_run import TRIAL_DEADLINE_S, open_runner
 
 _WINDOW = WindowRules(max_s=2.0)
 _STRETCH_S = 0.2  # of a ceiling, as a search's probe takes
-_LOOK_S = 0.1  # of each kind of work, before each trial
+_PROBE_S = 0.1  # of each kind of work, before each trial
 _REFERENCE_EVERY = 10
 _CONTENDER_VISITS = 4
 _CURVES_DEADLINE_S = 300.0
@@ -329,7 +329,7 @@ def _missing(
 def _visit(runner: TrialRunner, file: _File, config: TrainingConfig, visit: Visit) -> float:
     """Run a trial and write it down; how long it took."""
     extras = everything(_WINDOW) if visit == "reference" else NO_EXTRAS
-    speeds = look_at_speeds(_LOOK_S)
+    speeds = look_at_speeds(_PROBE_S)
     result = runner.run(
         config, name="point", deadline_s=TRIAL_DEADLINE_S, window=_WINDOW, extras=extras
     )

@@ -85,15 +85,15 @@ def _compare(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     say(f"{name}: autotune, {timeout_s:.0f} s")
     ours = _ours(name, today, timeout_s)
     say(f"{name}: plain loops")
-    contenders = {
+    finalists = {
         "today": today,
         "today again": today,
         "autotune": ours["settings"],
         "same batch": ours["same_batch"],
     }
     if "settings" in theirs:
-        contenders["loadtune"] = theirs["settings"]
-    rates = _plain_rates(workload.case.__name__, contenders, arguments)
+        finalists["loadtune"] = theirs["settings"]
+    rates = _plain_rates(workload.case.__name__, finalists, arguments)
     return {
         "revision": git_revision(),
         "autotune": ours,
@@ -162,14 +162,14 @@ def _theirs(function: str, today: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain_rates(
-    function: str, contenders: Mapping[str, Mapping[str, Any]], arguments: argparse.Namespace
+    function: str, finalists: Mapping[str, Mapping[str, Any]], arguments: argparse.Namespace
 ) -> dict[str, list[float]]:
     """Each contender's plain rates, round after round, every second one in reverse order.
 
     Recommendations with the same settings share their runs. Today's settings are run twice, for the noise.
     """
     seconds = _QUICK_S if arguments.quick else _PLAIN_S
-    configs = {name: _config_of(settings) for name, settings in contenders.items()}
+    configs = {name: _config_of(settings) for name, settings in finalists.items()}
     shared = {
         name: next(one for one in configs if configs[one] == config)
         for name, config in configs.items()
@@ -181,7 +181,7 @@ def _plain_rates(
         for name in apart if number % 2 == 0 else apart[::-1]:
             figures = run_plain(
                 f"benchmarks.cases.fidelity:{function}",
-                contenders[name],
+                finalists[name],
                 seconds=seconds,
                 skip_s=min(seconds, _SKIP_S),
             )

@@ -48,7 +48,7 @@ from autotune.tuning.warm_start import hints_of, note_of_stale
 
 def write_reports(summary: RunSummary, folder: RunFolder) -> str:
     """Write both reports; return what failed, or "". Only interrupts are raised."""
-    return _remark_of(lambda: _write(_build(summary, folder), folder))
+    return _note_of(lambda: _write(_build(summary, folder), folder))
 
 
 def open_report(run_dir: Path) -> ReportModel:
@@ -66,8 +66,8 @@ def rewrite_reports(report: ReportModel, run_dir: Path) -> tuple[ReportModel, st
 
     Drawing takes as long as everything else, so show the report first.
     """
-    remark = _remark_of(lambda: _write(report, RunFolder(run_dir)))
-    return (build_report(report.summary, run_dir) if remark else report), remark
+    note = _note_of(lambda: _write(report, RunFolder(run_dir)))
+    return (build_report(report.summary, run_dir) if note else report), note
 
 
 def _build(summary: RunSummary, folder: RunFolder) -> ReportModel:
@@ -78,10 +78,10 @@ def _write(report: ReportModel, folder: RunFolder) -> str:
     write_atomic(folder.report, render_markdown(report).encode())
     page = render_page(report)
     write_atomic(folder.page, page.html.encode())
-    return page.remark
+    return page.note
 
 
-def _remark_of(write: Callable[[], str]) -> str:
+def _note_of(write: Callable[[], str]) -> str:
     try:
         return write()
     except RunFolderError as error:
@@ -233,7 +233,7 @@ def _optimizer_of(run_dir: Path) -> str | None:
         return None
 
 
-def export_remarks(export: Export) -> list[str]:
+def export_notes(export: Export) -> list[str]:
     """Return a line for each dropped setting and each differing default of the target."""
     dropped = [f"not exported: {setting}: {reason}" for setting, reason in export.dropped]
     return dropped + [f"differs by default: {name}: {reason}" for name, reason in export.defaults]

@@ -27,7 +27,7 @@ from autotune.launch.launcher import Launcher
 from autotune.launch.machine import Neighbours
 from autotune.launch.runner import TrialRunner
 from autotune.messages import diagnosis as messages
-from autotune.models.evidence import assumed_spread, with_interval
+from autotune.models.evidence import assumed_variation, with_interval
 from autotune.note import Note
 from autotune.policy import WindowRules
 from autotune.protocol.disk import monotonic
@@ -166,7 +166,7 @@ def examine(
     plan = replace(plan, baseline=space.baseline)  # a script's is what was seen of it
     start("measure", (*warnings_in(space.notes), *others))
     measurement = _measure_baseline(plan, runner, measuring)
-    spread = assumed_spread(space.environment.device_kind).of(
+    spread = assumed_variation(space.environment.device_kind).of(
         [measurement.window.is_held_by_device]
     )
     measurement = with_interval(measurement, spread)
@@ -174,7 +174,7 @@ def examine(
         config=plan.baseline,
         drop_last=space.drop_last,
         environment=space.environment,
-        run_spread=spread,
+        run_variation=spread,
         facts=space.facts,
         limit_bytes=space.limit_bytes,
         free_ram_bytes=None
@@ -188,7 +188,7 @@ def examine(
         short = messages.no_time_for_others(
             left_s=max(left_s, 0.0), most_s=_MOST_S, startup_s=measurement.startup_s
         )
-        curves = Curves(remarks=(short,))
+        curves = Curves(notes=(short,))
     else:
         start("curves", _known_by_now(plan.name, evidence))
         curves = _measure_curves(space, runner, measuring, measurement, left_s)
@@ -247,7 +247,7 @@ def _measure_curves(
     if report.curves is not None:
         return report.curves
     return Curves(
-        remarks=(messages.others_failed(reason=report.result.reason or report.result.outcome),)
+        notes=(messages.others_failed(reason=report.result.reason or report.result.outcome),)
     )
 
 

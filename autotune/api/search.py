@@ -31,7 +31,7 @@ from autotune.launch.launcher import Launcher, is_sharing, notes_of, slots_of
 from autotune.launch.machine import Neighbours
 from autotune.launch.runner import TrialRunner
 from autotune.messages.search import file_damaged, interrupted, search_resumed
-from autotune.models.memory import creep_notes_of
+from autotune.models.memory import growth_notes_of
 from autotune.note import Note
 from autotune.protocol.attach import changed_settings
 from autotune.protocol.disk import write_atomic, write_model
@@ -44,7 +44,7 @@ from autotune.report.html import render_notebook
 from autotune.report.markdown import render_markdown
 from autotune.report.model import build_report
 from autotune.report.progress import ProgressMode, make_progress
-from autotune.report.sentences import say_nothing_feasible
+from autotune.report.sentences import describe_nothing_feasible
 from autotune.tuning.loop import Search
 from autotune.tuning.outcomes import host_notes
 from autotune.tuning.probe import probe_workload
@@ -106,7 +106,7 @@ def open_run(path: str | Path) -> SearchResult:
     folder = RunFolder(Path(path).absolute())
     summary = read_summary(folder.path)
     if summary.recommendation is None:
-        raise NothingFeasibleError(say_nothing_feasible(summary))
+        raise NothingFeasibleError(describe_nothing_feasible(summary))
     study = open_finished(folder.study)
     return result_of(summary, study, folder.path)
 
@@ -252,7 +252,7 @@ def _tune(search: Search, plan: Plan, folder: RunFolder) -> RunSummary:
         summary = _summarise(search, plan)
         _write(summary, folder)
     if summary.recommendation is None:
-        raise NothingFeasibleError(say_nothing_feasible(summary))
+        raise NothingFeasibleError(describe_nothing_feasible(summary))
     return summary
 
 
@@ -314,9 +314,9 @@ def _write(summary: RunSummary, folder: RunFolder) -> None:
         folder.recommended.unlink(missing_ok=True)  # of an earlier run of the same search
     _write_patch(summary, folder)
     folder.write_summary(summary)
-    remark = write_reports(summary, folder)
-    if remark:
-        _LOG.warning("%s", remark)
+    note = write_reports(summary, folder)
+    if note:
+        _LOG.warning("%s", note)
 
 
 def _write_patch(summary: RunSummary, folder: RunFolder) -> None:
@@ -346,13 +346,13 @@ def _summarise(search: Search, plan: Plan, interrupted: Note | None = None) -> R
         (record.measurement for record in found.records if record.measurement is not None), None
     )
     chosen = select(found)
-    creeps = creep_notes_of(
+    growth = growth_notes_of(
         found.records, chosen, MemoryLimits.on(space.environment, space.limit_bytes)
     )
     launcher = search.runner.launcher
     on_time = search.time.notes(has_shared=is_sharing(launcher))
     held = host_notes(found, chosen)
-    notes = (*found.notes, *held, *creeps, *on_time, *notes_of(launcher))  # hosts come and go
+    notes = (*found.notes, *held, *growth, *on_time, *notes_of(launcher))  # hosts come and go
     return RunSummary(
         name=plan.name,
         objective=plan.objective,
@@ -365,7 +365,7 @@ def _summarise(search: Search, plan: Plan, interrupted: Note | None = None) -> R
         limit_bytes=space.limit_bytes,
         memory_source="not measured" if measured is None else measured.memory.source,
         trials=found.records,
-        run_spread=found.spread,
+        run_variation=found.spread,
         recommendation=chosen,
         notes=tuple(dict.fromkeys(notes)),
         stopped_because=ended,

@@ -89,7 +89,7 @@ class Environment(FrozenModel):
     or another malloc or C library is used."""
     keeps_memory: bool = False
     """True if autotune has set `malloc`, so that training must set it too."""
-    remarks: tuple[Note, ...] = ()
+    notes: tuple[Note, ...] = ()
     """Notes on how the device was chosen, and on what slows it down."""
 
     @property

@@ -46,7 +46,7 @@ from autotune.settings_table import DDP_PREFIX
 READ_PART = "read_part"
 """Key in the validation context of the function that reads a part of the workload from text."""
 
-BESIDE_A_COMMAND = "workload.command excludes all other fields: its script decides the rest"
+WITH_A_COMMAND = "workload.command excludes all other fields: its script decides the rest"
 
 StartMethod = Literal["fork", "spawn", "forkserver"]
 
@@ -140,9 +140,9 @@ class Workload:
         idle += [name for name in _SWITCHES if not getattr(self, name)]
         if self.command is not None and idle:
             raise ValueError(
-                f"{BESIDE_A_COMMAND}, but got {', '.join(idle)}; leave out what you don't need"
+                f"{WITH_A_COMMAND}, but got {', '.join(idle)}; leave out what you don't need"
             )
-        fault = beside_tf_data(self) if isinstance(self.dataset, TfData) else None
+        fault = conflict_with_tf_data(self) if isinstance(self.dataset, TfData) else None
         if fault is not None:
             raise ValueError(fault)
         return self
@@ -151,7 +151,7 @@ class Workload:
 INSTALLED = frozenset({"site-packages", "dist-packages"})
 """Names of folders that hold installed packages."""
 _SWITCHES = ("shuffle", "drop_last")
-BESIDE_A_LOADER = (
+WITH_A_LOADER = (
     "collate_fn",
     "sampler",
     "batch_sampler",
@@ -163,9 +163,9 @@ PARTS = tuple(field.name for field in fields(Workload) if field.name not in {"co
 """Parts of a workload that are the user's objects or references, and the start method."""
 
 
-def beside_tf_data(workload: Workload) -> str | None:
+def conflict_with_tf_data(workload: Workload) -> str | None:
     """Return why a workload of a tf.data pipeline can't have its other parts, or None."""
-    parts = (*BESIDE_A_LOADER, *_SWITCHES)
+    parts = (*WITH_A_LOADER, *_SWITCHES)
     idle = [name for name in parts if getattr(workload, name) not in {None, True}]
     if not idle:
         return None

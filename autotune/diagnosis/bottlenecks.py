@@ -10,7 +10,7 @@ from autotune.diagnosis.advice import LEAST_GAIN, rank_advice
 from autotune.messages import diagnosis as messages
 from autotune.models import forecast
 from autotune.models.forecast import copy_ceilings, device_ceiling, loader_ceiling
-from autotune.models.memory import creep_notes
+from autotune.models.memory import growth_notes
 from autotune.models.statistics import memory_fault
 from autotune.note import Note
 from autotune.records.breakdown import Share, TimeBreakdown
@@ -352,11 +352,11 @@ def judge(
         headline=" ".join(note.text for note in headline),
         headline_notes=headline,
         is_healthy=is_healthy(evidence, findings, advice),
-        standing=headroom_today(evidence),
+        standing=current_headroom(evidence),
         findings=findings,
         advice=advice,
         evidence=evidence,
-        remarks=(*notes, *_remarks(evidence)),
+        notes=(*notes, *_notes(evidence)),
         wall_s=wall_s,
         autotune_version=__version__,
     )
@@ -373,7 +373,7 @@ def is_healthy(evidence: Evidence, findings: Sequence[Finding], advice: Sequence
     )
 
 
-def headroom_today(evidence: Evidence) -> Headroom:
+def current_headroom(evidence: Evidence) -> Headroom:
     """Return the headroom of the current settings."""
     run = evidence.measurement
     return headroom_of(
@@ -441,7 +441,7 @@ def _with_credible_ceilings(evidence: Evidence) -> Evidence:
     return evidence.model_copy(update={"measurement": with_settled_ceilings(run, config, book)})
 
 
-def _remarks(evidence: Evidence) -> Iterator[Note]:
+def _notes(evidence: Evidence) -> Iterator[Note]:
     """Yield notes on the evidence."""
     if evidence.measurement.breakdown is None:
         yield messages.breakdown_not_measured()
@@ -452,9 +452,9 @@ def _remarks(evidence: Evidence) -> Iterator[Note]:
     if load is not None:
         yield load
     limits = MemoryLimits.on(evidence.environment, evidence.limit_bytes)
-    yield from creep_notes([evidence.measurement], limits, "baseline")
-    yield from evidence.measurement.remarks
-    yield from evidence.curves.remarks
+    yield from growth_notes([evidence.measurement], limits, "baseline")
+    yield from evidence.measurement.notes
+    yield from evidence.curves.notes
     curves = evidence.curves
     for side, points in (
         ("loader", curves.loader),

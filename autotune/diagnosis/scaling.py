@@ -21,7 +21,7 @@ from autotune.frozen import FrozenModel
 from autotune.messages import advice as advice_messages
 from autotune.messages import diagnosis as messages
 from autotune.messages.advice import AdviceText
-from autotune.models.evidence import assumed_spread, rate_of_runs, ratio_of_runs
+from autotune.models.evidence import assumed_variation, rate_of_runs, ratio_of_runs
 from autotune.models.forecast import loader_processes
 from autotune.models.memory import memory_of_trials
 from autotune.models.throughput_law import joint_s
@@ -36,7 +36,7 @@ from autotune.records.measurement import (
     name_devices,
     uneven_ranks,
 )
-from autotune.records.result import Advice, RunSpread, changed_settings
+from autotune.records.result import Advice, RunVariation, changed_settings
 from autotune.records.trial import TrialRecord
 from autotune.settings_table import SETTINGS
 from autotune.space.constraints import hook_obstacle
@@ -98,7 +98,9 @@ class StrategyEntry(FrozenModel):
     """None if no trial is feasible."""
 
 
-def list_strategies(records: Sequence[TrialRecord], spread: RunSpread) -> tuple[StrategyEntry, ...]:
+def list_strategies(
+    records: Sequence[TrialRecord], spread: RunVariation
+) -> tuple[StrategyEntry, ...]:
     """List each strategy and number of devices tried: single, then dp, then ddp, fewest first.
 
     Trials are ranked by their first runs, which are comparable; the throughput of the fastest is
@@ -146,7 +148,7 @@ def _best(
     record: TrialRecord,
     reference: TrialRecord | None,
     records: Sequence[TrialRecord],
-    spread: RunSpread,
+    spread: RunVariation,
 ) -> StrategyBest:
     alike = [
         other.measurement
@@ -187,7 +189,7 @@ def _exchange_key(config: TrainingConfig) -> tuple[object, ...]:
     return device_key(config.model_copy(update={"ddp": plain}))
 
 
-def _speedup(record: TrialRecord, reference: TrialRecord, spread: RunSpread) -> Interval | None:
+def _speedup(record: TrialRecord, reference: TrialRecord, spread: RunVariation) -> Interval | None:
     if record.number == reference.number:
         return None
     return ratio_of_runs(record.runs, reference.runs, spread)
@@ -224,7 +226,7 @@ class StrategyComparison(FrozenModel):
 def compare_strategies(
     records: Sequence[TrialRecord],
     environment: Environment,
-    spread: RunSpread | None = None,
+    spread: RunVariation | None = None,
 ) -> StrategyComparison | None:
     """Compare the strategies of a search.
 
@@ -238,7 +240,7 @@ def compare_strategies(
     """
     if all(record.config.world_size == 1 for record in records):
         return None
-    entries = list_strategies(records, spread or assumed_spread(environment.device_kind))
+    entries = list_strategies(records, spread or assumed_variation(environment.device_kind))
     single = next((entry.best for entry in entries if entry.strategy == "single"), None)
     groups = [entry.best for entry in entries if entry.best is not None and entry.world_size > 1]
     by_own_rate = {

@@ -26,8 +26,8 @@ from autotune.export.table import (
     file_value,
     is_off,
     loader_call,
-    loader_remark,
-    optimizer_remark,
+    loader_note,
+    optimizer_note,
     reading,
 )
 
@@ -198,7 +198,7 @@ def _lines(found: Wanted) -> Iterator[str]:
     if found.is_ddp and (handler := ddp_handler(found)):
         arguments["kwargs_handlers"] = [Code(as_call("DistributedDataParallelKwargs", handler))]
     yield f"accelerator = {as_call('Accelerator', arguments)}"
-    yield f"{loader_remark(found['max_tokens'])}:"
+    yield f"{loader_note(found['max_tokens'])}:"
     call = loader_call(found.loader, found["num_workers"], found["worker_threads"])
     yield "    " + call.replace("\n", "\n    ")
     if found["channels_last"]:
@@ -207,7 +207,7 @@ def _lines(found: Wanted) -> Iterator[str]:
         yield 'torch.set_float32_matmul_precision("high")'
     if found["cudnn_benchmark"]:
         yield "torch.backends.cudnn.benchmark = True"
-    yield f"your optimizer takes {optimizer_remark(found['lr'], is_fused=found['fused'])}"
+    yield f"your optimizer takes {optimizer_note(found['lr'], is_fused=found['fused'])}"
 
 
 def _defaults(found: Wanted) -> Iterator[Differing]:

@@ -21,8 +21,8 @@ from autotune.export.table import (
     carried,
     dropped,
     loader_call,
-    loader_remark,
-    optimizer_remark,
+    loader_note,
+    optimizer_note,
 )
 
 COMPOSER = Table(
@@ -90,7 +90,7 @@ def _lines(found: Wanted, settings: dict[str, Any]) -> Iterator[str]:
     if not found.has_budget and found["grad_accum_steps"] > 1:
         loader["batch_size"] *= found["grad_accum_steps"]
         whole = "  # batch_size: that of a whole optimizer step"
-    yield f"# {loader_remark(found['max_tokens'])}:"
+    yield f"# {loader_note(found['max_tokens'])}:"
     call = loader_call(loader, found["num_workers"], found["worker_threads"])
     yield f"loader_arguments = {call}{whole}"
     arguments = {
@@ -101,8 +101,8 @@ def _lines(found: Wanted, settings: dict[str, Any]) -> Iterator[str]:
     }
     if found["channels_last"]:
         arguments["algorithms"] = [Code("ChannelsLast()")]
-    remark = optimizer_remark(found["lr"], is_fused=found["fused"])
-    yield f"trainer = {as_call('Trainer', arguments)}  # your optimizer takes {remark}"
+    note = optimizer_note(found["lr"], is_fused=found["fused"])
+    yield f"trainer = {as_call('Trainer', arguments)}  # your optimizer takes {note}"
 
 
 def _defaults(found: Wanted) -> Iterator[Differing]:

@@ -22,8 +22,8 @@ from autotune.export.table import (
     compile_call,
     dropped,
     loader_call,
-    loader_remark,
-    optimizer_remark,
+    loader_note,
+    optimizer_note,
 )
 
 LIGHTNING = Table(
@@ -90,7 +90,7 @@ def _lines(found: Wanted, settings: dict[str, Any]) -> Iterator[str]:
         yield f"torch.set_num_threads({found['intra_op_threads']})"
     if found["amp_dtype"] == "tf32":
         yield 'torch.set_float32_matmul_precision("high")'
-    yield f"# {loader_remark(found['max_tokens'])}:"
+    yield f"# {loader_note(found['max_tokens'])}:"
     call = loader_call(found.loader, found["num_workers"], found["worker_threads"])
     yield f"loader_arguments = {call}"
     if found["channels_last"]:
@@ -101,7 +101,7 @@ def _lines(found: Wanted, settings: dict[str, Any]) -> Iterator[str]:
     if strategy:
         settings = {**settings, "strategy": Code(as_call("DDPStrategy", strategy))}
     yield f"trainer = {as_call('Trainer', settings)}"
-    yield f"# in configure_optimizers: {optimizer_remark(found['lr'], is_fused=found['fused'])}"
+    yield f"# in configure_optimizers: {optimizer_note(found['lr'], is_fused=found['fused'])}"
 
 
 def _strategy(found: Wanted) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def as_call(name: str, arguments: Mapping[str, Any], *before: str) -> str:
     return f"{name}(\n" + "".join(f"    {each},\n" for each in inner) + ")"
 
 
-def loader_remark(max_tokens: int | None) -> str:
+def loader_note(max_tokens: int | None) -> str:
     """Return the comment on the arguments of the user's own DataLoader."""
     if max_tokens is not None:
         return f"your own DataLoader takes these, and your batch sampler, made with max_tokens={max_tokens}"
@@ -90,7 +90,7 @@ def compile_call(name: str, mode: str) -> str:
     return as_call("torch.compile", {} if mode == "default" else {"mode": mode}, name)
 
 
-def optimizer_remark(lr: float, *, is_fused: bool) -> str:
+def optimizer_note(lr: float, *, is_fused: bool) -> str:
     """Return the arguments of the user's optimizer, in words."""
     return f"lr={lr!r}, fused=True" if is_fused else f"lr={lr!r}"
 
@@ -117,7 +117,7 @@ IN_LOADER_CALL = frozenset(
     {"micro_batch_size", "max_tokens", "worker_threads"}
     | {setting.name for setting in SETTINGS if setting.is_loader_argument}
 )
-"""Settings that the lines of `loader_call` and `loader_remark` carry."""
+"""Settings that the lines of `loader_call` and `loader_note` carry."""
 _ALWAYS = frozenset({"micro_batch_size", "lr"})
 """Settings without a default of torch, which are reported wherever a target can't take them."""
 _MEAN = "{value} is no size of a batch, but what one of max_tokens={budget} holds on average"

@@ -26,8 +26,8 @@ from pydantic_core import ErrorDetails
 
 from autotune.config.command import command_name, is_python, python_start
 from autotune.config.plan import (
-    BESIDE_A_COMMAND,
     READ_PART,
+    WITH_A_COMMAND,
     ExecutorKind,
     Plan,
     ReadOver,
@@ -215,7 +215,7 @@ _DDP = "ddp."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Today:
+class CurrentSettings:
     """A framework's configuration file, read as the current settings."""
 
     kind: str
@@ -225,7 +225,7 @@ class Today:
     """Place of each setting in the file; the file itself for a default."""
 
 
-def read_today(kind: str, path: Path) -> Today:
+def read_current(kind: str, path: Path) -> CurrentSettings:
     """Read a framework's own file.
 
     Args:
@@ -252,10 +252,10 @@ def read_today(kind: str, path: Path) -> Today:
         setting: _place(document, reading.origins.get(setting, ""), path)
         for setting in reading.baseline
     }
-    return Today(kind=kind, path=path, reading=reading, places=places)
+    return CurrentSettings(kind=kind, path=path, reading=reading, places=places)
 
 
-def begin_with(document: Document, today: Today) -> dict[str, ReadOver]:
+def begin_with(document: Document, today: CurrentSettings) -> dict[str, ReadOver]:
     """Add a framework's settings to a document's baseline, unless the document has its own.
 
     Returns:
@@ -301,7 +301,7 @@ def _without_meaning(document: Document, own: Mapping[str, Any]) -> set[str]:
     return idle
 
 
-def notes_of(today: Today, plan: Plan) -> Iterator[Note]:
+def notes_of(today: CurrentSettings, plan: Plan) -> Iterator[Note]:
     """Yield notes on keys that could not be read, and on defaults of the framework that were used."""
     reading = today.reading
     path = str(today.path)
@@ -362,7 +362,7 @@ def _locate(document: Document, path: KeyPath, place: Place) -> None:
 # The parser
 
 
-FROM_BESIDE_A_COMMAND = (
+FROM_NEEDS_NO_COMMAND = (
     "--from can't be combined with a command, whose baseline is what the script itself is seen to do, "
     "its framework's "
     "file among it"
@@ -379,7 +379,7 @@ _NOT_WRITTEN = {
     "policy": "unknown key; the thresholds of a search are no settings",
 }
 """Fields of a Plan that can't be given, each with its message."""
-_IDLE_BESIDE_A_COMMAND = frozenset(field.name for field in fields(Workload)) - {"command"}
+_IDLE_WITH_A_COMMAND = frozenset(field.name for field in fields(Workload)) - {"command"}
 
 
 def parse_plan(arguments: Mapping[str, Any], *, name: str) -> Plan:
@@ -399,7 +399,7 @@ def read_plan(
     overrides: Sequence[str] = (),
     *,
     executor: ExecutorKind | None = None,
-    today: Today | None = None,
+    today: CurrentSettings | None = None,
 ) -> Plan:
     """Read a Plan from a configuration file.
 
@@ -446,7 +446,7 @@ def _plan_of(
     *,
     name: str,
     folders: tuple[str, ...],
-    today: Today | None = None,
+    today: CurrentSettings | None = None,
 ) -> Plan:
     """Return the Plan of a document with its overrides."""
     malformed: list[str] = []
@@ -464,7 +464,7 @@ def _plan_of(
         if absent is not None:
             broken.append(Problem(path=path, text=absent))
         if today is not None:
-            text = f"{FROM_BESIDE_A_COMMAND}; leave --from out"
+            text = f"{FROM_NEEDS_NO_COMMAND}; leave --from out"
             broken.append(Problem(path=path, text=text))
     problems = sorted([*document.problems, *document.placed(broken)], key=_reading_order)
     if plan is None or problems or malformed:
@@ -487,7 +487,7 @@ def _validate(
         problems += _one_way_to_train(workload)
         if workload.get("command") is not None:
             given["workload"] = {
-                key: value for key, value in workload.items() if key not in _IDLE_BESIDE_A_COMMAND
+                key: value for key, value in workload.items() if key not in _IDLE_WITH_A_COMMAND
             }
     plan, broken = validated(Plan, {**given, "name": name}, context)
     if plan is not None and plan.workload.command is not None and plan.executor.kind != "local":
@@ -503,10 +503,10 @@ def _one_way_to_train(workload: Mapping[str, Any]) -> Iterator[Problem]:
     """Yield the problems of a workload that is not either a model and a dataset, or only a command."""
     if workload.get("command") is not None:
         for part in workload:
-            if part in _IDLE_BESIDE_A_COMMAND and workload[part] is not None:
+            if part in _IDLE_WITH_A_COMMAND and workload[part] is not None:
                 yield Problem(
                     path=("workload", part),
-                    text=f"{BESIDE_A_COMMAND}; leave it out, or the command",
+                    text=f"{WITH_A_COMMAND}; leave it out, or the command",
                 )
         return
     parts = [part for part in ("model", "dataset") if workload.get(part) is None]

@@ -115,7 +115,7 @@ _TRAINERS = {
     "accelerate": "accelerate",
 }
 """Export targets by a framework's name in notes."""
-_OF_TRAINERS = {"beside_training", "prepared_by"}
+_OF_TRAINERS = {"during_training", "prepared_by"}
 """Codes of notes that name the framework of the given objects."""
 _USES = {
     "hf": """\
@@ -490,7 +490,7 @@ def _evidence(summary: RunSummary, recommendation: Recommendation) -> dict[str, 
         "speedup": _interval(recommendation.speedup),
         "gain_probability": _rounded(recommendation.gain_probability),
         "samples_per_s": {
-            name: _interval(rate_of_runs(own, summary.run_spread) if own else None)
+            name: _interval(rate_of_runs(own, summary.run_variation) if own else None)
             for name, own in runs.items()
         },
         "busy_fraction": {

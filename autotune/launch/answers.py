@@ -17,7 +17,7 @@ from autotune.config.environment import DeviceKind
 from autotune.launch.launcher import Exit, Launch
 from autotune.launch.processes import Frame, Whereabouts, read_stack, users_part, whereabouts
 from autotune.messages.trials import on_ranks, rerun_after_signal
-from autotune.models.evidence import assumed_spread, with_run_spread
+from autotune.models.evidence import assumed_variation, with_run_variation
 from autotune.models.statistics import LEAST_VIOLATION, window_rate
 from autotune.note import Note
 from autotune.protocol.disk import read_model
@@ -65,7 +65,9 @@ def merged_measurement(parts: Sequence[Measurement]) -> Measurement:
     ranks = tuple(rank for part in parts for rank in part.ranks)
     kind = cast("DeviceKind", ranks[0].device.partition(":")[0]) if ranks else "cpu"
     window = _merged_window([part.window for part in parts])
-    rate = with_run_spread(window_rate(window), assumed_spread(kind).of([window.is_held_by_device]))
+    rate = with_run_variation(
+        window_rate(window), assumed_variation(kind).of([window.is_held_by_device])
+    )
     ceilings = _merged_ceilings(parts)
     memory = _merged_memory(parts, is_ram=kind == "cpu")
     waiting = max(parts, key=lambda part: part.data_wait_fraction or 0.0)
@@ -88,7 +90,7 @@ def merged_measurement(parts: Sequence[Measurement]) -> Measurement:
             "copy_ceiling": ceilings and ceilings.copy and ceilings.copy.samples_per_s,
             "host_ceiling": min(hosts) * len(hosts) if len(hosts) == len(parts) else None,
             "ranks": ranks,
-            "remarks": _merged_remarks(parts),
+            "notes": _merged_notes(parts),
             "window": window,
         }
     )
@@ -243,15 +245,14 @@ def _by_host(parts: Sequence[Measurement]) -> list[list[Measurement]]:
     return list(found.values())
 
 
-def _merged_remarks(parts: Sequence[Measurement]) -> tuple[Note, ...]:
+def _merged_notes(parts: Sequence[Measurement]) -> tuple[Note, ...]:
     """Each remark once, with its ranks where not all have it."""
     found: dict[Note, list[int]] = {}
     for rank, part in enumerate(parts):
-        for remark in part.remarks:
-            found.setdefault(remark, []).append(rank)
+        for note in part.notes:
+            found.setdefault(note, []).append(rank)
     return tuple(
-        remark if len(ranks) == len(parts) else on_ranks(remark, ranks)
-        for remark, ranks in found.items()
+        note if len(ranks) == len(parts) else on_ranks(note, ranks) for note, ranks in found.items()
     )
 
 
@@ -293,10 +294,10 @@ def disturbance_of(report: RankReport, exit_: Exit) -> Note | None:
     )
     if is_lost and not exit_.was_oom_killed:
         return rerun_after_signal(why="killed")
-    remarks = () if result.measurement is None else result.measurement.remarks
+    notes = () if result.measurement is None else result.measurement.notes
     return (
         rerun_after_signal(why="stopped")
-        if any(one.code == "window_stopped" for one in remarks)
+        if any(one.code == "window_stopped" for one in notes)
         else None
     )
 
@@ -314,13 +315,13 @@ def _has_unseen_end(result: TrialResult) -> bool:
     return _KNOWN_END not in result.failure.traceback
 
 
-def with_remark(report: RankReport, remark: Note) -> RankReport:
+def with_note(report: RankReport, note: Note) -> RankReport:
     """The report with a further remark on its measurement; as it is where there is none."""
     measured = report.result.measurement
     if measured is None:
         return report
     return report.with_result(
-        measurement=measured.model_copy(update={"remarks": (*measured.remarks, remark)})
+        measurement=measured.model_copy(update={"notes": (*measured.notes, note)})
     )
 
 
@@ -550,7 +551,7 @@ def _time_out(
         "standstill": "no block ended within ten times the longest one's time (at least 30 s)",
     }.get(exit_.ended_for or "", "the ranks stopped answering")
     others = "" if stuck is None else ", the others waited for this rank"
-    reason = f"{what}{others}; no answer came from {_say_ranks(silent)}"
+    reason = f"{what}{others}; no answer came from {_describe_ranks(silent)}"
     shown = [rank for rank in silent if stacks[rank]] if stuck is None else [stuck]
     failure = _failure_at(shown[0], stacks[shown[0]]) if shown else None
     report = RankReport(result=TrialResult(outcome="timeout", reason=reason, failure=failure))
@@ -585,7 +586,7 @@ def _named(rank: int, report: RankReport) -> RankReport:
     return named.model_copy(update={"rank": rank})
 
 
-def _say_ranks(ranks: Sequence[int]) -> str:
+def _describe_ranks(ranks: Sequence[int]) -> str:
     """Such as "rank 1", "ranks 0 and 1", "ranks 0, 1 and 2"."""
     *before, last = map(str, ranks)
     return f"ranks {', '.join(before)} and {last}" if before else f"rank {last}"

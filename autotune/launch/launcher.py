@@ -157,7 +157,7 @@ def is_sharing(launcher: Launcher) -> bool:
     return isinstance(launcher, Shares) and launcher.is_sharing
 
 
-def begin_anew(launcher: Launcher) -> None:
+def restart_launcher(launcher: Launcher) -> None:
     """See to it that the next trial is the first one of its process."""
     if isinstance(launcher, Shares):
         launcher.end_shared()

@@ -626,7 +626,7 @@ class WarmWorkerLauncher:
             shared.ceiling[:] = [
                 None if ceiling_bytes is None else ceiling_bytes + self._kept_bytes
             ]
-            _say_where(launch.log, shared.log)
+            _write_log_pointer(launch.log, shared.log)
             write_atomic(shared.folder.next, str(launch.folder.path).encode())
             is_late = _is_late(shared, launch, begun + launch.deadline_s)
             if not is_late and not shared.exit.done():
@@ -737,7 +737,7 @@ def _outcome_of(report: RankReport | None) -> Outcome | None:
     return None if report is None else report.result.outcome
 
 
-def _say_where(log: Path, of_all: Path) -> None:
+def _write_log_pointer(log: Path, of_all: Path) -> None:
     """Leave in a trial's log where its output is; a full disk costs the log, not the trial."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
     with suppress(OSError), open(os.open(log, flags, 0o600), "w", encoding="utf-8") as file:  # noqa: PTH123 - a descriptor

@@ -275,13 +275,13 @@ def start_actor(node: str, found: Mapping[str, Any], device: str) -> OneHost:
 
 def of_other_kind(name: str, environment: Environment, chosen: Environment) -> Note:
     """That a host is of another kind than the chosen one."""
-    own = _say_kind(chosen)
-    other = _say_kind(environment)
+    own = _describe_kind(chosen)
+    other = _describe_kind(environment)
     reason = f"a study is bound to one kind of machine, here {own}, but it has {other}"
     return host_not_used(host=name, reason=reason)
 
 
-def _say_kind(environment: Environment) -> str:
+def _describe_kind(environment: Environment) -> str:
     count = f"{environment.device_count} × " if environment.device_kind != "cpu" else ""  # noqa: RUF001 - a times sign
     return f"{count}{environment.device_name}, {environment.cores} cores, torch {environment.torch}"
 

@@ -199,7 +199,9 @@ class HostPool:
                 elif missing_since is None:
                     missing_since = monotonic()
                 elif monotonic() - missing_since > _BACK_WITHIN_S:
-                    raise (NoRoomError if self._hosts else LauncherError)(self._say_missing(ranks))
+                    raise (NoRoomError if self._hosts else LauncherError)(
+                        self._describe_missing(ranks)
+                    )
             self._state.wait(_REFRESH_S)
 
     def _team(self, ranks: int) -> Team | None:
@@ -233,7 +235,7 @@ class HostPool:
             for number, (host, share) in enumerate(zip(free, shares, strict=False))
         ]
 
-    def _say_missing(self, ranks: int) -> str:
+    def _describe_missing(self, ranks: int) -> str:
         found = (
             f"the {len(self._hosts)} that there are can't hold it"
             if self._hosts

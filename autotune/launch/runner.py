@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from autotune.config.plan import ScriptFacts
 from autotune.config.training_config import TrainingConfig
-from autotune.launch.answers import disturbance_of, ram_ceiling_bytes, read_answer, with_remark
+from autotune.launch.answers import disturbance_of, ram_ceiling_bytes, read_answer, with_note
 from autotune.launch.launcher import Exit, Launch, Launcher
 from autotune.messages.trials import curves_ended
 from autotune.note import Note
@@ -150,7 +150,7 @@ class TrialRunner:
     policy: Policy = POLICY
 
     @property
-    def is_brief(self) -> bool:
+    def is_short_search(self) -> bool:
         """Whether looks at the sides and at precisions are kept short."""
         return self.build_s >= self.policy.time.slow_build_s
 
@@ -193,7 +193,9 @@ class TrialRunner:
         return self._run(
             name,
             None,
-            self._job_for(messages.PrecisionJob, config, deadline_s, is_brief=self.is_brief),
+            self._job_for(
+                messages.PrecisionJob, config, deadline_s, is_short_search=self.is_short_search
+            ),
         )
 
     def curves(
@@ -217,7 +219,7 @@ class TrialRunner:
             "variations": tuple(alone),
             "stretch_s": stretch_s,
             "roofline": roofline,
-            "is_brief": self.is_brief,
+            "is_short_search": self.is_short_search,
             "known": known,
             "ends_early": not roofline,
         }
@@ -270,7 +272,7 @@ class TrialRunner:
             return report
         rest = job.model_copy(update={"process": _with_deadline(job, left_s)})
         again, _ = self._run_once(f"{name}{suffix}-anew", should_end, rest)
-        return with_remark(again, disturbance)
+        return with_note(again, disturbance)
 
     def _run_once(
         self, name: str, should_end: ShouldEnd | None, job: messages.Job
@@ -295,9 +297,9 @@ class TrialRunner:
             should_end=None if stream is None else stream.is_lost,
             ending=self.policy.ending,
         )
-        is_first_look = isinstance(job, messages.ProbeJob) and job.command is not None
+        is_first_probe = isinstance(job, messages.ProbeJob) and job.command is not None
         log.touch(mode=0o600)  # before what is there is listed
-        before = list_names(job.process.working_directory) if is_first_look else None
+        before = list_names(job.process.working_directory) if is_first_probe else None
         try:
             write_model(folder.job, job)
             try:
@@ -400,9 +402,9 @@ def _with_cause_of_cut(report: RankReport) -> RankReport:
     reason = report.result.reason
     if curves is None or not curves.is_cut or not reason:
         return report
-    others = (remark for remark in curves.remarks if remark.code != "curves_cut")
-    remarks = (*others, curves_ended(reason))
-    return report.model_copy(update={"curves": curves.model_copy(update={"remarks": remarks})})
+    others = (note for note in curves.notes if note.code != "curves_cut")
+    notes = (*others, curves_ended(reason))
+    return report.model_copy(update={"curves": curves.model_copy(update={"notes": notes})})
 
 
 def _with_deadline(

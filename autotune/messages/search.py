@@ -103,7 +103,7 @@ def would_not_fit(chance_fraction: float) -> str:
 
 
 @message
-def would_tell_nothing() -> str:
+def would_add_nothing() -> str:
     return "would repeat what earlier trials have shown"
 
 
@@ -111,12 +111,12 @@ def would_tell_nothing() -> str:
 
 
 @message
-def trials_shared(build_s: float, is_brief: bool, assumed_hours: float | None) -> str:
+def trials_shared(build_s: float, is_short_search: bool, assumed_hours: float | None) -> str:
     text = (
         f"Building the workload takes {format_duration(build_s)}: trials shared a process that "
         "built it once; repeated runs had processes of their own."
     )
-    if is_brief:
+    if is_short_search:
         text += " The search was kept short, with few trials and runs."
     if assumed_hours:
         hours = f"{assumed_hours:.0f}"
@@ -416,8 +416,8 @@ def stress_not_tried(trial: int) -> str:
 
 
 @message
-def stress_remark(trial: int, remark: Note) -> str:
-    return f"Trial {trial}, stress run: {remark}"
+def stress_note(trial: int, note: Note) -> str:
+    return f"Trial {trial}, stress run: {note}"
 
 
 @message

@@ -290,7 +290,7 @@ def prepared_by(framework: str) -> str:
 
 
 @message
-def beside_training(framework: str, names: Sequence[str]) -> str:
+def during_training(framework: str, names: Sequence[str]) -> str:
     return f"Trials run only the training step of {framework}, without: {', '.join(names)}."
 
 

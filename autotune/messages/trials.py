@@ -101,8 +101,8 @@ def rerun_after_signal(why: Literal["killed", "stopped"]) -> str:
 
 
 @message
-def trial_disturbed(number: int, remark: Note) -> str:
-    return f"Trial {number}: {remark}"
+def trial_disturbed(number: int, note: Note) -> str:
+    return f"Trial {number}: {note}"
 
 
 @message

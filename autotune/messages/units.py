@@ -26,7 +26,7 @@ def format_bytes(size: float) -> str:
     return f"{value:.1f} {unit}" if value >= 10 else f"{value:,.2f} {unit}"
 
 
-def format_bytes_beside(size: float, limit: float) -> str:
+def format_bytes_of(size: float, limit: float) -> str:
     """Return bytes in the unit of a limit next to them, with enough decimals to tell the two apart.
 
     Below a tenth of the limit too few digits would be left: such a size has its own unit.

@@ -22,7 +22,7 @@ from autotune.models.statistics import BATCH_MEANS, Floats, mean_rate, t_95, t_q
 from autotune.note import Note
 from autotune.policy import POLICY, Proof, Spread, Stopping
 from autotune.records.measurement import Block, Interval, Measurement
-from autotune.records.result import MOST_SD, RunSpread
+from autotune.records.result import MOST_SD, RunVariation
 from autotune.records.trial import TrialRecord
 
 # Run-to-run variation: its prior, how repeated runs update it, and how it widens intervals.
@@ -73,7 +73,7 @@ class SpreadEvidence:
     """The device set the pace of these runs."""
 
 
-def assumed_spread(device_kind: DeviceKind, prior: Spread = POLICY.spread) -> RunSpread:
+def assumed_variation(device_kind: DeviceKind, prior: Spread = POLICY.spread) -> RunVariation:
     """Return the assumed run-to-run variation, before any repeats.
 
     Args:
@@ -82,9 +82,9 @@ def assumed_spread(device_kind: DeviceKind, prior: Spread = POLICY.spread) -> Ru
     """
     degrees = prior.degrees_of_freedom
     if device_kind == "cpu":
-        return RunSpread(sd=prior.cpu_sd, degrees_of_freedom=degrees)
-    device = RunSpread(sd=prior.device_sd, degrees_of_freedom=degrees)
-    return RunSpread(sd=prior.host_sd, degrees_of_freedom=degrees, device=device)
+        return RunVariation(sd=prior.cpu_sd, degrees_of_freedom=degrees)
+    device = RunVariation(sd=prior.device_sd, degrees_of_freedom=degrees)
+    return RunVariation(sd=prior.host_sd, degrees_of_freedom=degrees, device=device)
 
 
 def run_of(
@@ -148,7 +148,7 @@ def variance_of_a_second(measurement: Measurement) -> float:
     return min(own, _MOST_SECOND_SD**2) * sum(block.seconds for block in measurement.blocks)
 
 
-def learn_spread(prior: RunSpread, evidence: Iterable[SpreadEvidence | None]) -> RunSpread:
+def learn_variation(prior: RunVariation, evidence: Iterable[SpreadEvidence | None]) -> RunVariation:
     """Update the run-to-run variation with repeated runs.
 
     Args:
@@ -165,7 +165,7 @@ def learn_spread(prior: RunSpread, evidence: Iterable[SpreadEvidence | None]) ->
     return _pooled(prior, of_host).model_copy(update={"device": _pooled(device, of_device)})
 
 
-def _pooled(prior: RunSpread, evidence: Sequence[SpreadEvidence]) -> RunSpread:
+def _pooled(prior: RunVariation, evidence: Sequence[SpreadEvidence]) -> RunVariation:
     """Pool variances by their degrees of freedom."""
     if not evidence:
         return prior
@@ -174,10 +174,12 @@ def _pooled(prior: RunSpread, evidence: Sequence[SpreadEvidence]) -> RunSpread:
         one.degrees_of_freedom * one.variance for one in evidence
     )
     sd = min(max(sqrt(squares / degrees), _LEAST_SD), MOST_SD)
-    return RunSpread(sd=sd, degrees_of_freedom=degrees, source="workload")
+    return RunVariation(sd=sd, degrees_of_freedom=degrees, source="workload")
 
 
-def spread_of_repeats(prior: RunSpread, groups: Iterable[Sequence[Measurement]]) -> RunSpread:
+def variation_of_repeats(
+    prior: RunVariation, groups: Iterable[Sequence[Measurement]]
+) -> RunVariation:
     """Update the run-to-run variation with groups of runs, each of the same settings.
 
     Args:
@@ -185,10 +187,10 @@ def spread_of_repeats(prior: RunSpread, groups: Iterable[Sequence[Measurement]])
         groups: Runs of one configuration each.
     """
     evidence = [evidence_of([run_of(run) for run in group]) for group in groups]
-    return learn_spread(prior, evidence)
+    return learn_variation(prior, evidence)
 
 
-def rate_of_runs(runs: Sequence[Measurement], spread: RunSpread) -> Interval:
+def rate_of_runs(runs: Sequence[Measurement], spread: RunVariation) -> Interval:
     """Return the geometric mean of the runs' throughput, with the 95 % prediction interval of another long run.
 
     Args:
@@ -204,7 +206,7 @@ def rate_of_runs(runs: Sequence[Measurement], spread: RunSpread) -> Interval:
 
 
 def ratio_of_runs(
-    ours: Sequence[Measurement], theirs: Sequence[Measurement], spread: RunSpread
+    ours: Sequence[Measurement], theirs: Sequence[Measurement], spread: RunVariation
 ) -> Interval:
     """Return the ratio of two mean throughputs that were not measured interleaved, with its 95 % interval.
 
@@ -221,7 +223,7 @@ def ratio_of_runs(
     return Interval(value=exp(value), low=exp(value - half), high=exp(value + half))
 
 
-def with_run_spread(rate: Interval, spread: RunSpread) -> Interval:
+def with_run_variation(rate: Interval, spread: RunVariation) -> Interval:
     """Widen a window's interval to the 95 % prediction interval of another long run of the same settings.
 
     Blocks of one window share what their process happens to get: memory layout, clock, other
@@ -236,7 +238,7 @@ def with_run_spread(rate: Interval, spread: RunSpread) -> Interval:
     return Interval(value=rate.value, low=rate.value * exp(-down), high=rate.value * exp(up))
 
 
-def _widened(distance: float, spread: RunSpread) -> float:
+def _widened(distance: float, spread: RunVariation) -> float:
     """Return a log distance with the variation of two runs added."""
     return distance if distance == inf else _half_width(spread, 2, _variance(distance))
 
@@ -248,14 +250,14 @@ def _mean_of(runs: Sequence[Measurement]) -> tuple[float, float]:
     return fmean(run.log_rate for run in known), variance
 
 
-def with_interval(measurement: Measurement, spread: RunSpread) -> Measurement:
+def with_interval(measurement: Measurement, spread: RunVariation) -> Measurement:
     """Return the measurement with the interval that the run-to-run variation gives."""
     rate = _rate_of_one(measurement, spread)
     return measurement.model_copy(update={"samples_per_s_ci": (rate.low, rate.high)})
 
 
-def _rate_of_one(measurement: Measurement, spread: RunSpread) -> Interval:
-    rate = with_run_spread(
+def _rate_of_one(measurement: Measurement, spread: RunVariation) -> Interval:
+    rate = with_run_variation(
         window_rate(measurement.window), spread.of([measurement.window.is_held_by_device])
     )
     scale = measurement.samples_per_s / rate.value if rate.value > 0 else 0.0
@@ -275,7 +277,7 @@ def _variance(distance: float, degrees_of_freedom: int = _WINDOW_DEGREES_OF_FREE
     return (distance / t_95(degrees_of_freedom)) ** 2
 
 
-def _half_width(spread: RunSpread, runs: float, own: float) -> float:
+def _half_width(spread: RunVariation, runs: float, own: float) -> float:
     """Return half of a logarithm's 95 % interval: `runs` times the variation's variance, plus the windows' own."""
     between = runs * spread.sd**2
     degrees = (between + own) ** 2 / (
@@ -381,7 +383,7 @@ def chance_worthwhile(measured: Contrast, proof: Proof = POLICY.proof) -> float:
 class Ledger:
     """Runs in order, the error spent on interim analyses, and the gains these have proven."""
 
-    spread: RunSpread
+    spread: RunVariation
     """Run-to-run variation known before these runs."""
     proof: Proof = POLICY.proof
     runs: list[Run] = field(default_factory=list)
@@ -406,7 +408,7 @@ class Ledger:
 
     @classmethod
     def going_on(
-        cls, spread: RunSpread, records: Iterable[TrialRecord], proof: Proof = POLICY.proof
+        cls, spread: RunVariation, records: Iterable[TrialRecord], proof: Proof = POLICY.proof
     ) -> Ledger:
         """Rebuild the ledger of a resumed search: analyze its runs in the order in which they ended.
 
@@ -594,11 +596,11 @@ class Evidence:
     """
 
     runs: Sequence[Run]
-    spread: RunSpread
+    spread: RunVariation
     _steady: frozenset[int] = field(init=False)
     """Configurations whose runs were all limited by the device."""
     _runs_of: dict[int, list[Run]] = field(init=False)
-    _variations: dict[tuple[frozenset[int], RunSpread], tuple[Floats, Floats]] = field(
+    _variations: dict[tuple[frozenset[int], RunVariation], tuple[Floats, Floats]] = field(
         default_factory=dict
     )
     """Grid of run-to-run variations and their weights, by the configurations that inform it and the
@@ -670,7 +672,9 @@ class Evidence:
         return self._variations[known, spread]
 
 
-def evidence_of_runs(records: Iterable[TrialRecord], spread: RunSpread | None = None) -> Evidence:
+def evidence_of_runs(
+    records: Iterable[TrialRecord], spread: RunVariation | None = None
+) -> Evidence:
     """Return the evidence of all runs that ended well, in the order in which they ended.
 
     Args:
@@ -683,7 +687,7 @@ def evidence_of_runs(records: Iterable[TrialRecord], spread: RunSpread | None = 
             if result.measurement is not None and result.outcome == "ok":
                 runs.append(run_of(result.measurement, number=record.number, at_s=result.at_s))
     if spread is None:
-        spread = assumed_spread("cpu")
+        spread = assumed_variation("cpu")
     return Evidence(sorted(runs, key=lambda run: run.at_s), spread)
 
 
@@ -749,7 +753,9 @@ class PruningThreshold:
     same settings."""
 
 
-def luck_of(best: RunSpread, running: RunSpread, stopping: Stopping = POLICY.stopping) -> float:
+def luck_of(
+    best: RunVariation, running: RunVariation, stopping: Stopping = POLICY.stopping
+) -> float:
     """Return the difference that two log throughputs of the same settings may have by chance.
 
     Hosts of accelerators vary more than CPUs, so there the degrees of freedom count too.

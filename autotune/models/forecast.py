@@ -234,7 +234,7 @@ def rate_model_of(evidence: Evidence) -> RateModel:
         for side, rate in sides
         if side not in known and rate < inf
     ]
-    return RateModel(seen, evidence.environment, evidence.run_spread)
+    return RateModel(seen, evidence.environment, evidence.run_variation)
 
 
 def _look(evidence: Evidence, side: Side, point: CurvePoint) -> ConfiguredPoint:
@@ -263,7 +263,7 @@ RESAMPLES = 200
 def forecast_buckets(
     lengths: Sequence[int],
     batch_samples: int,
-    padded_today: Sequence[int],
+    current_padding: Sequence[int],
     steps: Sequence[LengthStep],
     *,
     dataset_length: int | None = None,
@@ -273,7 +273,7 @@ def forecast_buckets(
     Args:
         lengths: Lengths of random items, at least one.
         batch_samples: Samples of a batch.
-        padded_today: Padded lengths of the loader's current batches.
+        current_padding: Padded lengths of the loader's current batches.
         steps: Timed batches of `batch_samples` each; the forecast has a time if there are two
             lengths.
         dataset_length: Samples of an epoch, of which a pool takes at most a quarter; None if
@@ -281,7 +281,7 @@ def forecast_buckets(
     """
     chance = np.random.default_rng(0)
     items = np.asarray(lengths, dtype=np.int64)
-    today = np.asarray(padded_today, dtype=np.float64)
+    today = np.asarray(current_padding, dtype=np.float64)
     pool = min(_POOL_BATCHES, max(_FEWEST_BATCHES, _MOST_DRAWN // batch_samples))
     if dataset_length is not None:
         # By the same source, at least four pools per epoch
@@ -361,7 +361,7 @@ def _padding(batches: NDArray[np.int64]) -> float:
 
 
 def forecast_packing(
-    lengths: Sequence[int], padded_today: Sequence[int], steps: Sequence[LengthStep]
+    lengths: Sequence[int], current_padding: Sequence[int], steps: Sequence[LengthStep]
 ) -> PackForecast | None:
     """Compare full rows with the current batches.
 
@@ -373,18 +373,18 @@ def forecast_packing(
 
     Args:
         lengths: Lengths of random items, at least one.
-        padded_today: Padded lengths of the loader's current batches.
+        current_padding: Padded lengths of the loader's current batches.
         steps: Timed batches with the current number of samples.
 
     Returns:
         None without timed batches of two lengths.
     """
-    if len({step.padded for step in steps}) < 2 or not padded_today:  # a line needs two lengths
+    if len({step.padded for step in steps}) < 2 or not current_padding:  # a line needs two lengths
         return None
     chance = np.random.default_rng(0)
     row = max(step.padded for step in steps)
     items = np.minimum(np.asarray(lengths, dtype=np.int64), row)
-    today = np.asarray(padded_today, dtype=np.float64)
+    today = np.asarray(current_padding, dtype=np.float64)
     full = _fullness(items[:1024], row)  # enough samples to show how full rows get
     slower = list[float]()
     faster = list[float]()

@@ -604,7 +604,7 @@ def growth_of(kind: Kind, points: Sequence[tuple[int, int]], seconds: float) -> 
     )
 
 
-def creep_notes_of(
+def growth_notes_of(
     trials: Sequence[TrialRecord], chosen: Recommendation | None, limits: MemoryLimits
 ) -> tuple[Note, ...]:
     """Return the growth notes on the recommended settings, and on the baseline if that is another trial."""
@@ -613,11 +613,11 @@ def creep_notes_of(
         numbers[chosen.number] = "recommended"
     notes = list[Note]()
     for number, whose in numbers.items():
-        notes += creep_notes(runs_of(trials, number), limits, whose)
+        notes += growth_notes(runs_of(trials, number), limits, whose)
     return tuple(notes)
 
 
-def creep_notes(
+def growth_notes(
     runs: Sequence[Measurement], limits: MemoryLimits, whose: Whose
 ) -> tuple[Note, ...]:
     """Return a note for each kind of memory that grows in most runs and would reach its limit in a week.
@@ -630,7 +630,7 @@ def creep_notes(
     return tuple(
         _note(run, growth, limits, whose)
         for run, growth in _typical(runs)
-        if _creeps(runs, limits, growth.kind)
+        if _grows(runs, limits, growth.kind)
     )
 
 
@@ -651,7 +651,7 @@ def kinds_not_excluded(runs: Sequence[Measurement], limits: MemoryLimits) -> tup
         kind
         for kind in kinds
         if kind not in typical
-        or (not _creeps(runs, limits, kind) and _may_fill(*typical[kind], limits))
+        or (not _grows(runs, limits, kind) and _may_fill(*typical[kind], limits))
     )
 
 
@@ -672,7 +672,7 @@ def _of_kind(runs: Sequence[Measurement], kind: Kind) -> list[tuple[Measurement,
     return [(run, growth) for run in runs for growth in run.growth if growth.kind == kind]
 
 
-def _creeps(runs: Sequence[Measurement], limits: MemoryLimits, kind: Kind) -> bool:
+def _grows(runs: Sequence[Measurement], limits: MemoryLimits, kind: Kind) -> bool:
     """Return whether most runs show growth that would reach the limit soon enough to be reported."""
     known = _of_kind(runs, kind)
     showing = 0

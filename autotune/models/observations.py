@@ -424,7 +424,7 @@ def failed_side(curves: Curves, ended: str) -> Note | None:
             return one_side_not_measured(
                 side, reason=next((reason for reason in reasons if reason), "no figures came")
             )
-    return next((remark for remark in curves.remarks if remark.code == "curves_ended"), None)
+    return next((note for note in curves.notes if note.code == "curves_ended"), None)
 
 
 # Switches without a known gain: they stay at the baseline unless some evidence favors them.

@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 
 from autotune.config.environment import Environment
 from autotune.config.training_config import TrainingConfig
-from autotune.models.evidence import assumed_spread
+from autotune.models.evidence import assumed_variation
 from autotune.models.statistics import Floats
 from autotune.models.throughput_law import COSTS, USUAL_SOFTNESS, Circumstances, law, rates_of
 from autotune.records.ceilings import device_key, loader_key, overlaps
-from autotune.records.result import RunSpread
+from autotune.records.result import RunVariation
 from autotune.records.trial import OUT_OF_MEMORY, TrialRecord
 from autotune.settings_table import SETTINGS
 from autotune.space.constraints import cores_within, hosts_of
@@ -407,20 +407,20 @@ class RateModel:
 
     observations: Sequence[Observation]
     environment: Environment
-    learned_spread: RunSpread | None = None
+    learned_variation: RunVariation | None = None
     """Learned run-to-run variation, the prior of the scatter; None: the usual one on such a
     device."""
     start: _Start | None = None
     """Earlier fit to start from; None: none."""
 
     def with_observations(
-        self, observations: Sequence[Observation], learned_spread: RunSpread | None
+        self, observations: Sequence[Observation], learned_variation: RunVariation | None
     ) -> RateModel:
         """Return the model of more observations.
 
         With many observations its fit starts where this one's ended.
         """
-        model = RateModel(observations, self.environment, learned_spread)
+        model = RateModel(observations, self.environment, learned_variation)
         if min(len(observations), len(self.observations)) < _WARM_FROM:
             return model
         configs = [seen.config for seen in model._seen]
@@ -524,9 +524,9 @@ class RateModel:
         return self._prior_means(configs) + moved, covariance
 
     @cached_property
-    def _spread(self) -> RunSpread:
+    def _spread(self) -> RunVariation:
         """Prior run-to-run variation."""
-        return self.learned_spread or assumed_spread(self.environment.device_kind)
+        return self.learned_variation or assumed_variation(self.environment.device_kind)
 
     @cached_property
     def _seen(self) -> list[Observation]:

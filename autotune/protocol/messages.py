@@ -133,7 +133,7 @@ class PrecisionJob(_WorkloadJob):
     """Compare 20 steps in the configuration's precision to float32 (the precision guard)."""
 
     kind: Literal["guard"] = "guard"
-    is_brief: bool = False
+    is_short_search: bool = False
     """Where steps are slow, they are fewer."""
 
 
@@ -145,7 +145,7 @@ class CurvesJob(_WorkloadJob):
     """What differs from `config` decides whether the loader or the device is measured."""
     stretch_s: float = 0.5
     """Length of each measurement. Our convention."""
-    is_brief: bool = False
+    is_short_search: bool = False
     """A larger batch whose steps take long is left to what smaller ones tell."""
     ends_early: bool = False
     """Workers are added only while the loader grows with them."""

@@ -121,7 +121,7 @@ def _sum(parts: Iterable[float | None]) -> float | None:
 
 # Device conditions during a window: clocks, power, temperature, throttling, other processes.
 #
-# Filled by the worker; () and None stand for what the device does not report. `remarks_on` and
+# Filled by the worker; () and None stand for what the device does not report. `notes_on` and
 # `note_on_others` turn them into notes. Source: NVML API reference, nvmlDeviceGetClockInfo,
 # nvmlDeviceGetTotalEnergyConsumption, nvmlDeviceGetCurrentClocksEventReasons.
 
@@ -206,7 +206,7 @@ class DeviceConditions(FrozenModel):
         )
 
 
-def remarks_on(conditions: DeviceConditions) -> Iterator[Note]:
+def notes_on(conditions: DeviceConditions) -> Iterator[Note]:
     """Yield a note on each disturbance of a window."""
     if conditions.disturbances:
         yield clock_lowered(reasons=conditions.disturbances)
@@ -878,7 +878,7 @@ class Measurement(FrozenModel):
     its throughput and window, the worst rank's waits, busy fraction and memory."""
     communication: Communication | None = None
     """Cost of gradient exchange; None for a single rank, or if not measured."""
-    remarks: tuple[Note, ...] = ()
+    notes: tuple[Note, ...] = ()
     """Notes on disturbances of the window and on failed measurements after it. In a group,
     `on_ranks` lists the ranks that a note is about, if not all."""
     after_s: float = 0.0

@@ -28,7 +28,7 @@ MOST_SD = 10.0
 """Largest standard deviation, a factor of 22,000: more means a broken file. Our own convention."""
 
 
-class RunSpread(FrozenModel):
+class RunVariation(FrozenModel):
     """Variation between runs of the same settings, some minutes apart.
 
     On an accelerator there are two kinds of runs. Those limited by the device hardly vary; those
@@ -42,10 +42,10 @@ class RunSpread(FrozenModel):
     """Degrees of freedom of `sd`."""
     source: Literal["assumed", "workload"] = "assumed"
     """assumed: our convention for such a device; workload: learned from this search's repeats."""
-    device: RunSpread | None = None
+    device: RunVariation | None = None
     """Variation of runs limited by the device; None on a CPU, where all runs are of one kind."""
 
-    def of(self, held_by_device: Iterable[bool]) -> RunSpread:
+    def of(self, held_by_device: Iterable[bool]) -> RunVariation:
         """Return the variation for a comparison of runs: the host's, unless the device limits all of them.
 
         The host's is the wider one, so comparisons of both kinds are on the safe side.
@@ -215,7 +215,7 @@ with with_field_copy():
         """None if not measured."""
         threads: int | None = None
         """Threads of one operation on the CPU, chosen by torch or by the configuration."""
-        remarks: tuple[Note, ...] = ()
+        notes: tuple[Note, ...] = ()
         """Notes on what could not be measured, and why."""
         is_cut: bool = False
         """The measuring process ended early: another one can continue from here."""
@@ -229,7 +229,7 @@ class Evidence(FrozenModel):
     drop_last: bool = True
     """The loader drops an epoch's last, smaller batch."""
     environment: Environment
-    run_spread: RunSpread
+    run_variation: RunVariation
     """Run-to-run variation on this machine, as far as it is known."""
     facts: WorkloadFacts
     limit_bytes: int
@@ -297,7 +297,7 @@ class Diagnosis(FrozenModel):
     advice: tuple[Advice, ...]
     """Actions: settings first, then the rest; each with the largest gain first."""
     evidence: Evidence
-    remarks: tuple[Note, ...] = ()
+    notes: tuple[Note, ...] = ()
     """Notes on the evidence."""
     wall_s: float = 0.0
     """Seconds that the diagnosis took."""
@@ -337,7 +337,7 @@ class RunSummary(FrozenModel):
     """Seed of the search's proposals and of every trial."""
     trials: tuple[TrialRecord, ...]
     """Trials in the order of the study."""
-    run_spread: RunSpread
+    run_variation: RunVariation
     """Run-to-run variation on this machine: all intervals depend on it."""
     recommendation: Recommendation | None
     """None if no trial was feasible."""

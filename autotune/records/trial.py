@@ -78,7 +78,7 @@ class PrecisionFigures(FrozenModel):
     """Deviation of two float32 runs of some steps with different seeds, as `loss_deviation`."""
     skipped_steps: tuple[bool, ...] = ()
     """For each attempt at a step, True if the GradScaler skipped it; empty without a GradScaler."""
-    remarks: tuple[Note, ...] = ()
+    notes: tuple[Note, ...] = ()
     """Notes on what weakens the comparison."""
 
     @property
@@ -205,7 +205,7 @@ class StressFigures(FrozenModel):
     """Most bytes of an item's tensors; the median if all items have one size."""
     largest_batch_bytes: int = 0
     """Bytes of the tensors of the batch of the largest samples."""
-    remark: Note | None = None
+    note: Note | None = None
     """Reason why no batch of the largest samples was trained on; None if one was."""
     memory: MemorySample
     """Memory of the process that it ran in."""

@@ -300,7 +300,7 @@ class Bullets:
     """A list of sentences."""
 
     sentences: tuple[str, ...]
-    is_remark: bool = False
+    is_footnote: bool = False
     """Footnotes of the table above, in smaller or paler type."""
 
 
@@ -363,7 +363,7 @@ class Section:
 
     title: str
     blocks: tuple[Block, ...]
-    is_brief: bool = False
+    is_short_search: bool = False
     """Part of the short form, which a console shows."""
 
 

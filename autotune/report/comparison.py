@@ -12,7 +12,7 @@ from autotune.frozen import FrozenModel
 from autotune.messages.units import NO_VALUE, Unit, format_times, show, show_interval
 from autotune.models.evidence import ratio_of_runs
 from autotune.records.measurement import Interval, Measurement
-from autotune.records.result import RunSpread, RunSummary, changed_settings
+from autotune.records.result import RunSummary, RunVariation, changed_settings
 from autotune.report.blocks import Bullets, Section, Table, filled, tabulate
 from autotune.report.console import print_section
 from autotune.report.figures import Column, headroom_in, make_columns
@@ -23,7 +23,7 @@ from autotune.report.sections import (
     describe_workload,
     result_table,
 )
-from autotune.report.sentences import is_held_in, say_run_spread
+from autotune.report.sentences import describe_run_variation, is_held_in
 from autotune.report.words import one_line
 
 # The comparison; its fields are the JSON document of `autotune compare`.
@@ -78,7 +78,7 @@ class Comparison(FrozenModel):
     """Facts of model and data that differ, likewise."""
     asked: dict[str, tuple[str, str]]
     """Options of the searches that differ, likewise, with autotune's version."""
-    spread: RunSpread
+    spread: RunVariation
     """Run-to-run variation: the larger one of the two searches, which `ratio` includes."""
 
 
@@ -91,7 +91,7 @@ def compare_summaries(first: RunSummary, second: RunSummary, names: tuple[str, s
         names: Their names in the report.
     """
     summaries = first, second
-    spread = _wider(first.run_spread, second.run_spread)
+    spread = _wider(first.run_variation, second.run_variation)
     columns = tuple(
         {column.title: column for column in make_columns(summary)} for summary in summaries
     )
@@ -169,7 +169,7 @@ def _describe_interval(compared: ComparedConfig, ratio: Interval) -> str:
     return f"({show_interval(ratio.low, ratio.high, 'times')}, {where} noise)"
 
 
-def _wider(first: RunSpread, second: RunSpread) -> RunSpread:
+def _wider(first: RunVariation, second: RunVariation) -> RunVariation:
     """Return the larger variation of two, for each kind of runs."""
     wider = max(first, second, key=lambda one: one.sd)
     of_device = [one.device for one in (first, second) if one.device is not None]
@@ -180,7 +180,7 @@ def _compared(
     summaries: tuple[RunSummary, RunSummary],
     columns: tuple[Mapping[str, Column], ...],
     role: Role,
-    spread: RunSpread,
+    spread: RunVariation,
 ) -> ComparedConfig | None:
     """Compare a configuration of each search; a recommended baseline has both roles."""
     if role == "recommended" and any(summary.recommendation is None for summary in summaries):
@@ -274,7 +274,7 @@ def _noise(comparison: Comparison) -> Iterator[str]:
     columns = [column for known in compared for column in known.columns if column.runs]
     kinds = {is_held_in(column.runs) for column in columns} or {False}
     for is_held in sorted(kinds):
-        yield say_run_spread(comparison.spread, is_held_by_device=is_held)
+        yield describe_run_variation(comparison.spread, is_held_by_device=is_held)
     yield "Variation of the machine from day to day was not measured."
 
 

@@ -62,7 +62,7 @@ def _grid_of(block: Block) -> RenderableType | None:
     match block:
         case Paragraph():
             return Text(one_line(block.text), style="bold" if block.is_warning else "")
-        case Bullets(is_remark=True):
+        case Bullets(is_footnote=True):
             return Text("\n".join(map(one_line, block.sentences)), style="dim")
         case Bullets():
             return _lines((("·", sentence) for sentence in block.sentences), gap=1)
@@ -151,7 +151,7 @@ def print_summary(report: ReportModel, console: Console) -> None:
     for block in report.lead:
         print_block(block, console)
     for section in report.sections:
-        if section.is_brief and section.title != "Files":
+        if section.is_short_search and section.title != "Files":
             print_section(section, console)
     if report.files:
         print_section(

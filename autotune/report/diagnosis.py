@@ -40,7 +40,7 @@ from autotune.report.sections import (
     loader_facts,
     rank_section,
 )
-from autotune.report.sentences import describe_exchange, say_setup
+from autotune.report.sentences import describe_exchange, describe_setup
 from autotune.report.words import PART_NAMES, describe_settings, name_interval, one_line
 
 _NOT_MEASURED = "not measured"
@@ -54,14 +54,14 @@ def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
     console.print()
     style = "bold green" if diagnosis.is_healthy else "bold"
     console.print(Text(one_line(diagnosis.headline), style=style))
-    console.print(Text(say_present(diagnosis)))
+    console.print(Text(describe_present(diagnosis)))
     for section in diagnosis_sections(diagnosis):
         print_section(section, console)
 
 
 def render_diagnosis(diagnosis: Diagnosis) -> str:
     """Return the diagnosis in Markdown."""
-    lead = [Paragraph(text=say_present(diagnosis))]
+    lead = [Paragraph(text=describe_present(diagnosis))]
     machine = Section(
         title="Machine", blocks=(known_facts(describe_environment(diagnosis.evidence.environment)),)
     )
@@ -70,7 +70,7 @@ def render_diagnosis(diagnosis: Diagnosis) -> str:
     return render_sections(title, diagnosis.headline, lead, sections)
 
 
-def say_present(diagnosis: Diagnosis) -> str:
+def describe_present(diagnosis: Diagnosis) -> str:
     """Return the throughput relative to the ceilings, in a sentence or two."""
     headroom = diagnosis.standing
     share_of_device = headroom.share_of_device
@@ -141,9 +141,9 @@ def diagnosis_sections(diagnosis: Diagnosis) -> tuple[Section, ...]:
     elif diagnosis.verdict == "unknown":  # no gain was measured
         advice = Bullets(sentences=())
     loader = {} if run.loader_costs is None else loader_facts(run.loader_costs)
-    remarks = [one_line(str(remark)) for remark in diagnosis.remarks]
-    remarks += say_setup({"your settings": [run]})
-    notes = Bullets(sentences=tuple(remarks))
+    footnotes = [one_line(str(note)) for note in diagnosis.notes]
+    footnotes += describe_setup({"your settings": [run]})
+    notes = Bullets(sentences=tuple(footnotes))
     return filled(
         Section(title="Where the time goes", blocks=(_time(diagnosis),)),
         Section(title="Bottlenecks", blocks=(bottleneck_table(findings),)),
@@ -182,7 +182,7 @@ def _list_figures(diagnosis: Diagnosis) -> dict[str, str]:
     headroom = diagnosis.standing
     run = evidence.measurement
     rate = show(run.samples_per_s, "rate")
-    kind = name_interval(evidence.run_spread, [run.window.is_held_by_device])
+    kind = name_interval(evidence.run_variation, [run.window.is_held_by_device])
     interval = show_interval(*run.samples_per_s_ci, "plain_rate")
     busy = [f"{show(one.fraction, 'share')} ({one_line(one.source)})" for one in run.busy_readings]
     return {

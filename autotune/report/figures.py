@@ -24,7 +24,7 @@ from autotune.records.measurement import (
     keep_ceilings,
     source_rank,
 )
-from autotune.records.result import RunSpread, RunSummary
+from autotune.records.result import RunSummary, RunVariation
 from autotune.records.trial import TrialRecord, runs_of
 from autotune.tuning.outcomes import busy_while_host_bound
 
@@ -87,7 +87,7 @@ def _column(
     runs = runs_of(summary.trials, number)
     figures = None
     if runs:
-        figures = _with_shared_ceilings(join_runs(runs, summary.run_spread), summary, config)
+        figures = _with_shared_ceilings(join_runs(runs, summary.run_variation), summary, config)
     return Column(
         title=title, number=number, config=config, runs=runs, figures=figures, speedup=speedup
     )
@@ -115,7 +115,7 @@ def _with_shared_ceilings(
     return figures.model_copy(update=settled)
 
 
-def join_runs(runs: Sequence[Measurement], spread: RunSpread) -> Measurement:
+def join_runs(runs: Sequence[Measurement], spread: RunVariation) -> Measurement:
     """Join the runs of a configuration; other figures are those of the first run that has them.
 
     Args:

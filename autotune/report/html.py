@@ -17,7 +17,7 @@ from markupsafe import Markup
 from autotune.messages.units import format_fraction
 from autotune.records.result import Diagnosis
 from autotune.report.blocks import TEXT_HEADS, Plot, filled
-from autotune.report.diagnosis import diagnosis_sections, say_present
+from autotune.report.diagnosis import describe_present, diagnosis_sections
 from autotune.report.drawing import draw
 from autotune.report.model import ReportModel
 from autotune.report.words import PART_NAMES, one_line, without_controls
@@ -33,7 +33,7 @@ class Page:
     """The page, and why plots are missing."""
 
     html: str
-    remark: str
+    note: str
     """Reason for missing plots, in a sentence; "" if none is missing."""
 
 
@@ -42,7 +42,7 @@ def render_page(report: ReportModel) -> Page:
     plots = [
         block for section in report.sections for block in section.blocks if isinstance(block, Plot)
     ]
-    drawings, remark = _draw_all(plots)
+    drawings, note = _draw_all(plots)
     missing = [plot for plot in plots if plot.name not in drawings]
     sections = (
         replace(section, blocks=tuple(block for block in section.blocks if block not in missing))
@@ -52,26 +52,26 @@ def render_page(report: ReportModel) -> Page:
         "report": report,
         "sections": filled(*sections),
         "drawings": drawings,
-        "remark": remark,
+        "note": note,
     }
-    return Page(html=render_template("report.html.j2", values), remark=remark)
+    return Page(html=render_template("report.html.j2", values), note=note)
 
 
 def _draw_all(plots: Iterable[Plot]) -> tuple[dict[str, Markup], str]:
     """Return the plots that could be drawn, by name, and the reason why others could not."""
     drawings: dict[str, Markup] = {}
-    remark = ""
+    note = ""
     for plot in plots:
         try:
             drawings[plot.name] = Markup(draw(plot))  # noqa: S704 - our own drawing of numbers
         except Exception as error:  # noqa: BLE001 - no plot may cost a finished search its report
             name = error.name if isinstance(error, ImportError) else None
             if (name or "").partition(".")[0] == "matplotlib":
-                remark = _NO_MATPLOTLIB
+                note = _NO_MATPLOTLIB
             else:
                 fault = one_line(f"{type(error).__name__}: {error}")
-                remark = _FAULT.format(title=plot.title, fault=fault)
-    return drawings, remark
+                note = _FAULT.format(title=plot.title, fault=fault)
+    return drawings, note
 
 
 def render_template(name: str, values: Mapping[str, object]) -> str:
@@ -111,7 +111,7 @@ def render_diagnosis_notebook(diagnosis: Diagnosis) -> str:
     sections = diagnosis_sections(diagnosis)
     values = {
         "headline": diagnosis.headline,
-        "present": say_present(diagnosis),
+        "present": describe_present(diagnosis),
         "first": sections[:_OPEN_SECTIONS],
         "rest": sections[_OPEN_SECTIONS:],
     }

@@ -44,7 +44,7 @@ class SummaryDocument(FrozenModel):
     """Reasons for the recommendation."""
     lr_advice: tuple[str, ...]
     """Changes of the learning rate, betas and eps."""
-    device_remarks: tuple[str, ...]
+    device_notes: tuple[str, ...]
     """Conditions during the windows that make throughput doubtful: throttling, a changed clock,
     other processes."""
     notes: tuple[str, ...]
@@ -66,7 +66,7 @@ def summary_json(report: ReportModel) -> str:
         outcomes=dict(Counter(trial.outcome for trial in report.summary.trials).most_common()),
         reasons=report.reasons,
         lr_advice=report.lr_advice,
-        device_remarks=(*report.doubts, *report.conditions),
+        device_notes=(*report.doubts, *report.conditions),
         notes=report.notes,
         files={name: str((report.run_dir / name).absolute()) for name in report.files},
         summary=report.summary,

@@ -60,7 +60,7 @@ class ReportModel:
     """Other influences on throughput, a sentence each."""
     table: Table
     """The configurations side by side."""
-    remarks: tuple[str, ...]
+    footnotes: tuple[str, ...]
     """Footnotes of the table, a sentence each."""
     reasons: tuple[str, ...]
     """Reasons for the recommendation, a sentence each."""
@@ -82,7 +82,12 @@ class ReportModel:
         headroom = (Paragraph(text=self.headroom),) if self.headroom else ()
         if self.verdict == "nothing_feasible" and self.columns[0].figures is None:
             return (*headroom, *warnings)
-        return (*headroom, *warnings, self.table, Bullets(sentences=self.remarks, is_remark=True))
+        return (
+            *headroom,
+            *warnings,
+            self.table,
+            Bullets(sentences=self.footnotes, is_footnote=True),
+        )
 
 
 def build_report(
@@ -102,13 +107,13 @@ def build_report(
     lines = sections.list_memory_lines(summary)
     conditions = _plain(sentences.list_conditions(runs))
     # Footnotes of the table
-    remarks = [*sentences.say_busy(columns)]
+    footnotes = [*sentences.describe_busy(columns)]
     if any(figures.breakdown is not None for figures in measured.values()):
-        remarks.append(_PARTS)
+        footnotes.append(_PARTS)
     if measured:
-        remarks.append(f"Memory: {summary.memory_source}.")
-        remarks += sections.say_memory_line(summary, lines)
-    remarks += sentences.say_rates(runs, summary.run_spread)
+        footnotes.append(f"Memory: {summary.memory_source}.")
+        footnotes += sections.describe_memory_line(summary, lines)
+    footnotes += sentences.describe_throughputs(runs, summary.run_variation)
     # The result first, then the sections, which need it
     report = ReportModel(
         summary=summary,
@@ -116,18 +121,18 @@ def build_report(
         folder=one_line(sections.show_path(run_dir)),
         files=sections.list_files(run_dir, written),
         verdict="nothing_feasible" if found is None else found.verdict,
-        headline=sentences.say_headline(summary, columns),
+        headline=sentences.describe_headline(summary, columns),
         columns=columns,
         changes=sentences.list_changes(summary),
-        headroom=sentences.say_headroom(summary, columns),
+        headroom=sentences.describe_headroom(summary, columns),
         doubts=_plain(sentences.list_doubts(runs)),
         conditions=conditions,
-        table=sections.result_table(columns, summary.limit_bytes, summary.run_spread),
-        remarks=(*_plain(remarks), *conditions),
+        table=sections.result_table(columns, summary.limit_bytes, summary.run_variation),
+        footnotes=(*_plain(footnotes), *conditions),
         reasons=_plain(sentences.list_reasons(summary, columns)),
         lr_advice=_plain(sentences.list_advice(summary)),
         notes=_plain(map(str, summary.notes)),
-        course=sentences.say_course(summary),
+        course=sentences.describe_course(summary),
         trials=sections.trial_table(summary),
     )
     return replace(report, sections=_list_sections(report, lines, measured, runs))
@@ -149,13 +154,19 @@ def _list_sections(
         sections.ceiling_section(measured),
         sections.device_section(summary, runs),
         Section(
-            title="Why these settings", blocks=(Bullets(sentences=report.reasons),), is_brief=True
+            title="Why these settings",
+            blocks=(Bullets(sentences=report.reasons),),
+            is_short_search=True,
         ),
         Section(
-            title="Learning rate", blocks=(Bullets(sentences=report.lr_advice),), is_brief=True
+            title="Learning rate",
+            blocks=(Bullets(sentences=report.lr_advice),),
+            is_short_search=True,
         ),
         Section(
-            title="Notes on this run", blocks=(Bullets(sentences=report.notes),), is_brief=True
+            title="Notes on this run",
+            blocks=(Bullets(sentences=report.notes),),
+            is_short_search=True,
         ),
         sections.loader_section(measured),
         sections.length_section(measured),
@@ -167,7 +178,7 @@ def _list_sections(
         Section(
             title="The search, and why it ended",
             blocks=(Paragraph(text=report.course), *plots["score"]),
-            is_brief=True,
+            is_short_search=True,
         ),
         sections.precision_section(summary),
         sections.stress_section(summary),
@@ -180,7 +191,9 @@ def _list_sections(
             blocks=(Facts(facts=sections.describe_environment(summary.environment)),),
         ),
         Section(title="Options of the run", blocks=(Facts(facts=sections.describe_run(summary)),)),
-        Section(title="Files", blocks=(Facts(facts=report.files, are_files=True),), is_brief=True),
+        Section(
+            title="Files", blocks=(Facts(facts=report.files, are_files=True),), is_short_search=True
+        ),
     )
 
 

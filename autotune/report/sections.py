@@ -24,7 +24,7 @@ from autotune.messages.units import (
     NO_VALUE,
     OUTCOMES,
     Unit,
-    format_bytes_beside,
+    format_bytes_of,
     format_count,
     format_interval,
     format_times,
@@ -45,7 +45,7 @@ from autotune.records.measurement import (
     name_devices,
     uneven_ranks,
 )
-from autotune.records.result import Advice, RunSpread, RunSummary, changed_settings
+from autotune.records.result import Advice, RunSummary, RunVariation, changed_settings
 from autotune.records.trial import (
     Load,
     Outcome,
@@ -84,9 +84,9 @@ from autotune.report.figures import (
 from autotune.report.sentences import (
     conditions_of,
     describe_exchange,
+    describe_windows_at_limit,
+    describe_windows_throttled,
     is_held_in,
-    say_windows_at_limit,
-    say_windows_throttled,
     sum_retries,
 )
 from autotune.report.words import (
@@ -132,7 +132,7 @@ def bottleneck_table(found: Iterable[tuple[float, str, str]]) -> Table:
 
 # Sequences of different lengths: tokens, padding, and the device time without padding.
 
-_LENGTHS_REMARK = (
+_LENGTHS_FOOTNOTE = (
     "Padding of other batches: computed from the lengths of items, for this batch size. Device "
     "time: from timed batches of several lengths; it matters only if the loader is not the "
     "bottleneck."
@@ -152,8 +152,8 @@ def length_section(measured: Mapping[str, Measurement]) -> Section:
         title: facts for title, figures in measured.items() if (facts := length_facts(figures))
     }
     has_lengths = any(figures.lengths is not None for figures in measured.values())
-    remarks = Bullets(sentences=(_LENGTHS_REMARK,) if has_lengths else (), is_remark=True)
-    return Section(title="Lengths: tokens and padding", blocks=(side_by_side(known), remarks))
+    footnotes = Bullets(sentences=(_LENGTHS_FOOTNOTE,) if has_lengths else (), is_footnote=True)
+    return Section(title="Lengths: tokens and padding", blocks=(side_by_side(known), footnotes))
 
 
 def length_facts(figures: Measurement) -> dict[str, str]:
@@ -206,10 +206,10 @@ def device_section(summary: RunSummary, runs: Mapping[str, Sequence[Measurement]
         for number, run in first.items()
         if run.conditions and run.conditions.disturbances
     ]
-    remarks = (f"Trials that were throttled: {', '.join(numbers)}.",) if numbers else ()
+    footnotes = (f"Trials that were throttled: {', '.join(numbers)}.",) if numbers else ()
     return Section(
         title="Device during the windows",
-        blocks=(table, Bullets(sentences=remarks, is_remark=True)),
+        blocks=(table, Bullets(sentences=footnotes, is_footnote=True)),
     )
 
 
@@ -222,7 +222,7 @@ def device_facts(runs: Sequence[Measurement]) -> dict[str, str]:
     loads = list_known(window.others_busy_fraction for window in windows)
     limited = "no"
     if any(window.is_at_power_limit for window in windows):
-        limited = say_windows_at_limit(windows)
+        limited = describe_windows_at_limit(windows)
     retries = sum_retries(runs)
     tensors = list_known(run.memory.allocated_bytes for run in runs)
     return {
@@ -232,7 +232,7 @@ def device_facts(runs: Sequence[Measurement]) -> dict[str, str]:
         "memory clock": _span((window.memory_clock_mhz for window in windows), "MHz"),
         "temperature": _span((window.temperature_c for window in windows), "°C"),
         "at its power limit": limited if windows else NO_VALUE,
-        "throttled": (say_windows_throttled(windows) or "no") if windows else NO_VALUE,
+        "throttled": (describe_windows_throttled(windows) or "no") if windows else NO_VALUE,
         "memory in use before trial": show(max(sizes, default=None), "bytes"),
         "device busy before trial": show(max(loads, default=None), "share"),
         "peak of tensors": show(max(tensors, default=None), "bytes"),
@@ -299,11 +299,11 @@ def time_section(measured: Mapping[str, Measurement]) -> Section:
         for title, figures in measured.items()
         if figures.breakdown is not None
     }
-    remarks = []
+    footnotes = []
     for title, figures in measured.items():
         if figures.communication is not None:
             counted = ", counted as synchronising" if title in parts else ""
-            remarks.append(f"{title}: {describe_exchange(figures.communication)}{counted}.")
+            footnotes.append(f"{title}: {describe_exchange(figures.communication)}{counted}.")
     sources = dict.fromkeys(
         reading.source for figures in measured.values() for reading in figures.busy_readings
     )
@@ -314,7 +314,7 @@ def time_section(measured: Mapping[str, Measurement]) -> Section:
         _bars(measured, parts),
         _table(parts),
         busy,
-        Bullets(sentences=tuple(remarks), is_remark=True),
+        Bullets(sentences=tuple(footnotes), is_footnote=True),
     )
     return Section(title="Where the time goes", blocks=blocks)
 
@@ -340,19 +340,19 @@ def ceiling_section(measured: Mapping[str, Measurement]) -> Section:
                     "share of the lowest": show(room and room.share_of_lower, "share"),
                 }
             )
-    remarks = []
+    footnotes = []
     if rows:
-        remarks.append(_CEILINGS)
+        footnotes.append(_CEILINGS)
     if list_known(known.copy_ceiling for known in measured.values()):
-        remarks.append(_COPIES)
+        footnotes.append(_COPIES)
     if list_known(known.host_ceiling for known in measured.values()):
-        remarks.append(_LAUNCHING)
+        footnotes.append(_LAUNCHING)
     if is_held_alone:
-        remarks.append(_HELD_ALONE)
-    sentences = (" ".join(remarks),) if remarks else ()
+        footnotes.append(_HELD_ALONE)
+    sentences = (" ".join(footnotes),) if footnotes else ()
     blocks = (
         tabulate(rows, optional=(_COPYING, _HOST)),
-        Bullets(sentences=sentences, is_remark=True),
+        Bullets(sentences=sentences, is_footnote=True),
     )
     return Section(title="Ceilings: what loader and device reach alone", blocks=blocks)
 
@@ -366,10 +366,10 @@ def loader_section(measured: Mapping[str, Measurement]) -> Section:
     }
     table = side_by_side({title: loader_facts(costs) for title, costs in known.items()})
     timed = "; ".join(f"{title}: {costs.items:,} items" for title, costs in known.items())
-    remarks = (
+    footnotes = (
         (f"Timed outside the window, item by item, in one process ({timed}).",) if known else ()
     )
-    blocks = (table, Bullets(sentences=remarks, is_remark=True))
+    blocks = (table, Bullets(sentences=footnotes, is_footnote=True))
     return Section(title="Inside the loader: what an item costs", blocks=blocks)
 
 
@@ -428,7 +428,7 @@ def _busy_facts(figures: Measurement, sources: Iterable[str]) -> dict[str, str]:
 
 # Memory: fitted lines and the stress run.
 
-_MEMORY_REMARK = (
+_MEMORY_FOOTNOTE = (
     "Lines fitted to the trials' peak memory; the error is half of the 95 % prediction interval. "
     "Last column: the largest batch that is sure to fit the limit; only batches that ran are "
     "recommended."
@@ -449,7 +449,7 @@ def lines_of_group(summary: RunSummary, lines: Sequence[MemoryLine]) -> tuple[Me
     return tuple(line for line in lines if _group(line.config) == own)
 
 
-def say_memory_line(summary: RunSummary, lines: Sequence[MemoryLine]) -> tuple[str, ...]:
+def describe_memory_line(summary: RunSummary, lines: Sequence[MemoryLine]) -> tuple[str, ...]:
     """Return the line of the recommended settings as a sentence; () if there is none."""
     kind = memory_kind(_settings(summary))
     return tuple(
@@ -464,15 +464,15 @@ def describe_group(own: Sequence[MemoryLine], lines: Sequence[MemoryLine]) -> st
     """Return which devices and workers the lines `own` hold for; "" or with a leading space."""
     has_others = 0 < len(own) < len(lines)
     whose = f" They are for {name_group(*_group(own[0].config))} only." if has_others else ""
-    return whose + "".join(f" {remark}" for remark in _workers(own))
+    return whose + "".join(f" {note}" for note in _workers(own))
 
 
 def memory_table(summary: RunSummary, lines: Sequence[MemoryLine]) -> tuple[Table, Bullets]:
     """Return the fitted memory lines as a table, with footnotes."""
-    remarks = (_MEMORY_REMARK, *_workers(lines)) if lines else ()
-    remarks += tuple(_describe_not_excluded(summary))
+    footnotes = (_MEMORY_FOOTNOTE, *_workers(lines)) if lines else ()
+    footnotes += tuple(_describe_not_excluded(summary))
     table = tabulate(_row(line, lines, summary.limit_bytes) for line in lines)
-    return table, Bullets(sentences=remarks, is_remark=True)
+    return table, Bullets(sentences=footnotes, is_footnote=True)
 
 
 def _describe_not_excluded(summary: RunSummary) -> Iterator[str]:
@@ -489,7 +489,9 @@ def _describe_not_excluded(summary: RunSummary) -> Iterator[str]:
 def stress_section(summary: RunSummary) -> Section:
     """Return the section on the stress run: the recommended configuration on the largest samples."""
     steps = Bullets(sentences=tuple(_describe_stress(summary)))
-    return Section(title="Stress run: do the largest samples fit?", blocks=(steps,), is_brief=True)
+    return Section(
+        title="Stress run: do the largest samples fit?", blocks=(steps,), is_short_search=True
+    )
 
 
 def _describe_stress(summary: RunSummary) -> Iterator[str]:
@@ -503,16 +505,16 @@ def _describe_stress(summary: RunSummary) -> Iterator[str]:
     ran = f"The recommended settings trained for {count} ({show(stress.seconds, 'duration')})"
     if load.where:
         ran += f" {load.where}"
-    if stress.remark:
+    if stress.note:
         yield f"{ran}."
-        yield str(stress.remark)
+        yield str(stress.note)
     else:
         yield f"{ran}, ordinary batches interleaved with the largest samples."
     # Its memory: one process ran, and what all ranks need follows from it
     limit = summary.limit_bytes
-    peak = f"Peak memory: {format_bytes_beside(load.own_bytes, limit)}"
+    peak = f"Peak memory: {format_bytes_of(load.own_bytes, limit)}"
     if load.is_more:
-        whole = format_bytes_beside(load.peak_bytes, limit)
+        whole = format_bytes_of(load.peak_bytes, limit)
         peak += f", that is up to {whole} for {_bearer(load)}"
     side = "within" if load.peak_bytes <= limit else "above"
     yield f"{peak}, {side} the limit of {show(limit, 'bytes')} ({stress.memory.source})."
@@ -594,22 +596,26 @@ def scaling_sections(summary: RunSummary, columns: Sequence[Column]) -> tuple[Se
     bests = [entry.best for entry in comparison.entries]
     kinds = ["failed" if best is None else role_of(best.number, summary) for best in bests]
     answer = Paragraph(text=_describe_answer(comparison))
-    remarks = Bullets(sentences=tuple(_remarks(comparison)), is_remark=True)
+    footnotes = Bullets(sentences=tuple(_footnotes(comparison)), is_footnote=True)
     table = tabulate(map(_strategy_row, comparison.entries), _STRATEGY_HEADS, kinds=kinds)
     advice = advice_table(comparison.advice)
     found = (
         (limit.share, CAUSES[limit.cause], f"{limit.evidence}.") for limit in comparison.bottlenecks
     )
     return (
-        Section(title="Do more devices help?", blocks=(answer, table, remarks), is_brief=True),
-        Section(title=f"Bottlenecks of {group}", blocks=(bottleneck_table(found),), is_brief=True),
-        Section(title=f"What would help {group}", blocks=(advice,), is_brief=True),
+        Section(
+            title="Do more devices help?", blocks=(answer, table, footnotes), is_short_search=True
+        ),
+        Section(
+            title=f"Bottlenecks of {group}", blocks=(bottleneck_table(found),), is_short_search=True
+        ),
+        Section(title=f"What would help {group}", blocks=(advice,), is_short_search=True),
         *_ranks_of(comparison, summary, columns),
     )
 
 
 def rank_section(
-    ranks: Sequence[RankFigures], whose: str = "", remarks: Sequence[str] = ()
+    ranks: Sequence[RankFigures], whose: str = "", footnotes: Sequence[str] = ()
 ) -> tuple[Section, ...]:
     """Return the section on each rank, naming uneven ones; () for a single process."""
     if not ranks:
@@ -622,8 +628,8 @@ def rank_section(
     ]
     table = tabulate(_rank_row(rank, devices[rank.rank]) for rank in ranks)
     title = f"Each rank of {whose}" if whose else "Each rank"
-    blocks = (table, Bullets(sentences=(*uneven, *remarks), is_remark=True))
-    return filled(Section(title=title, blocks=blocks, is_brief=True))
+    blocks = (table, Bullets(sentences=(*uneven, *footnotes), is_footnote=True))
+    return filled(Section(title=title, blocks=blocks, is_short_search=True))
 
 
 def _compare(summary: RunSummary) -> StrategyComparison | None:
@@ -634,12 +640,12 @@ def _compare(summary: RunSummary) -> StrategyComparison | None:
     """
     found = summary.recommendation
     if found is None:
-        return compare_strategies(summary.trials, summary.environment, summary.run_spread)
+        return compare_strategies(summary.trials, summary.environment, summary.run_variation)
     trials = [
         trial.model_copy(update={"score": None}) if trial.number in found.overloaded else trial
         for trial in summary.trials
     ]
-    return compare_strategies(trials, summary.environment, summary.run_spread)
+    return compare_strategies(trials, summary.environment, summary.run_variation)
 
 
 def _name(best: StrategyBest) -> str:
@@ -708,7 +714,7 @@ def _format_efficiency(efficiency: Interval) -> str:
     return f"{show(efficiency.value, 'share')} ({format_interval(low, high)})"
 
 
-def _remarks(comparison: StrategyComparison) -> Iterator[str]:
+def _footnotes(comparison: StrategyComparison) -> Iterator[str]:
     """Yield the footnotes of the table of strategies."""
     yield f"Shown: {'; '.join(map(_describe_choice, comparison.entries))}."
     if comparison.other_changes:
@@ -749,11 +755,11 @@ def _ranks_of(
             )
     if fastest is None:
         return ()
-    remarks = []
+    footnotes = []
     is_limiting = any(bottleneck.cause == "uneven_rank" for bottleneck in comparison.bottlenecks)
     if uneven_ranks(fastest.ranks) and not is_limiting:
-        remarks.append("That does not limit the group here.")
-    return rank_section(fastest.ranks, _name(fastest), remarks)
+        footnotes.append("That does not limit the group here.")
+    return rank_section(fastest.ranks, _name(fastest), footnotes)
 
 
 def _rank_row(rank: RankFigures, device: str) -> dict[str, str]:
@@ -797,7 +803,7 @@ _HEADS = (
     _ENERGY,
     "reason",
 )
-_PRECISION_REMARK = (
+_PRECISION_FOOTNOTE = (
     "The same weights and batches, trained in float32 and with the trial's settings; the result "
     "applies to that precision."
 )
@@ -813,7 +819,7 @@ def trial_section(summary: RunSummary, table: Table) -> Section:
             f"{count} are shown: the baseline, what ran more than once, the best, and failures; "
             "trials.jsonl has all."
         )
-    blocks = (table, Bullets(sentences=tuple(left_out), is_remark=True), sources)
+    blocks = (table, Bullets(sentences=tuple(left_out), is_footnote=True), sources)
     return Section(title="Trials, each by its first run", blocks=blocks)
 
 
@@ -861,14 +867,14 @@ def repeat_section(summary: RunSummary) -> Section:
     ]
     in_order = sorted(runs, key=lambda run: run[0])
     rows = [
-        _repeat(summary.run_spread, trial, place, result) for _, trial, place, result in in_order
+        _repeat(summary.run_variation, trial, place, result) for _, trial, place, result in in_order
     ]
     measured = [(trial.number, result.measurement) for _, trial, _, result in runs]
     table = _with_interval_named(
         tabulate(rows, optional=(_ENERGY,)), summary, (run for _, run in measured)
     )
     sources = _busy_sources(measured)
-    speedups = Bullets(sentences=_compare_with_measured(summary) if runs else (), is_remark=True)
+    speedups = Bullets(sentences=_compare_with_measured(summary) if runs else (), is_footnote=True)
     return Section(title="Settings that ran more than once", blocks=(table, sources, speedups))
 
 
@@ -876,7 +882,7 @@ def _with_interval_named(
     table: Table, summary: RunSummary, runs: Iterable[Measurement | None]
 ) -> Table:
     name = name_interval(
-        summary.run_spread, (run.window.is_held_by_device for run in runs if run is not None)
+        summary.run_variation, (run.window.is_held_by_device for run in runs if run is not None)
     )
     return replace(table, heads=tuple(name if head == _INTERVAL else head for head in table.heads))
 
@@ -904,7 +910,7 @@ def failure_section(summary: RunSummary) -> Section:
             groups.setdefault((trial.outcome, _fault(trial)), []).append(trial)
     ordered = sorted(groups.values(), key=len, reverse=True)
     traces = tuple(_failure(trials, summary.limit_bytes) for trials in ordered)
-    return Section(title="Failures, and where they came from", blocks=traces, is_brief=True)
+    return Section(title="Failures, and where they came from", blocks=traces, is_short_search=True)
 
 
 def _fault(trial: TrialRecord) -> str:
@@ -942,7 +948,7 @@ def _reason(trial: TrialRecord, limit_bytes: int) -> str:
     if trial.outcome != "over_memory" or peak <= limit_bytes:
         return trial.reason
     limit = show(limit_bytes, "bytes")
-    return f"peak memory must stay within {limit}, but was {format_bytes_beside(peak, limit_bytes)}"
+    return f"peak memory must stay within {limit}, but was {format_bytes_of(peak, limit_bytes)}"
 
 
 def precision_section(summary: RunSummary) -> Section:
@@ -950,10 +956,12 @@ def precision_section(summary: RunSummary) -> Section:
     checked = [
         (trial, trial.result.guard) for trial in summary.trials if trial.result.guard is not None
     ]
-    more = dict.fromkeys(str(remark) for _, figures in checked for remark in figures.remarks)
-    remarks = Bullets(sentences=(_PRECISION_REMARK, *more) if checked else (), is_remark=True)
+    more = dict.fromkeys(str(note) for _, figures in checked for note in figures.notes)
+    footnotes = Bullets(sentences=(_PRECISION_FOOTNOTE, *more) if checked else (), is_footnote=True)
     table = tabulate(starmap(_precision, checked))
-    return Section(title="Precision check: does it train as float32 does?", blocks=(table, remarks))
+    return Section(
+        title="Precision check: does it train as float32 does?", blocks=(table, footnotes)
+    )
 
 
 def _precision(trial: TrialRecord, figures: PrecisionFigures) -> dict[str, str]:
@@ -973,7 +981,7 @@ def _precision(trial: TrialRecord, figures: PrecisionFigures) -> dict[str, str]:
 
 
 def _trial(trial: TrialRecord, summary: RunSummary) -> dict[str, str]:
-    return _measured(trial.measurement, summary.run_spread) | {
+    return _measured(trial.measurement, summary.run_variation) | {
         "#": str(trial.number),
         "settings": describe_settings(trial.config),
         "outcome": OUTCOMES[trial.outcome],
@@ -983,7 +991,7 @@ def _trial(trial: TrialRecord, summary: RunSummary) -> dict[str, str]:
 
 
 def _repeat(
-    spread: RunSpread, trial: TrialRecord, place: int, result: TrialResult
+    spread: RunVariation, trial: TrialRecord, place: int, result: TrialResult
 ) -> dict[str, str]:
     return {
         "run": str(place),
@@ -994,7 +1002,7 @@ def _repeat(
     }
 
 
-def _measured(run: Measurement | None, spread: RunSpread) -> dict[str, str]:
+def _measured(run: Measurement | None, spread: RunVariation) -> dict[str, str]:
     return {
         "samples/s": show(run and run.samples_per_s, "plain_rate"),
         _INTERVAL: NO_VALUE if run is None else _show_run_interval(run, spread),
@@ -1005,7 +1013,7 @@ def _measured(run: Measurement | None, spread: RunSpread) -> dict[str, str]:
     }
 
 
-def _show_run_interval(run: Measurement, spread: RunSpread) -> str:
+def _show_run_interval(run: Measurement, spread: RunVariation) -> str:
     rate = rate_of_runs([run], spread)
     return show_interval(rate.low, rate.high, "plain_rate")
 
@@ -1018,8 +1026,8 @@ def _busy_sources(runs: Iterable[tuple[int, Measurement | None]]) -> Bullets:
             numbers.setdefault(one_line(run.busy_source), {})[number] = None
     source, *others = sorted(numbers, key=lambda name: -len(numbers[name])) or [""]
     but = "".join(f"; # {', '.join(map(str, numbers[other]))}: {other}" for other in others)
-    remarks = (f"Busy, as used in scores: {source}{but}.",) if source else ()
-    return Bullets(sentences=remarks, is_remark=True)
+    footnotes = (f"Busy, as used in scores: {source}{but}.",) if source else ()
+    return Bullets(sentences=footnotes, is_footnote=True)
 
 
 # Facts: the machine, the workload, the run's options, the files of the run folder.
@@ -1087,7 +1095,7 @@ def describe_environment(environment: Environment) -> dict[str, str]:
         "torch": torch,
         "packages": ", ".join(versions),
         "fingerprint": environment.fingerprint,
-        "note": " ".join(map(str, environment.remarks)),
+        "note": " ".join(map(str, environment.notes)),
     }
     return known_facts(facts).facts
 
@@ -1154,7 +1162,7 @@ convention."""
 def result_table(
     columns: Sequence[Column],
     limit_bytes: int | None,
-    spread: RunSpread,
+    spread: RunVariation,
     *,
     reference: str = "baseline",
 ) -> Table:
@@ -1249,7 +1257,7 @@ def _memory_rows(peaks: Sequence[int | None], limit_bytes: int | None) -> Iterat
     if limit_bytes is None:
         yield "peak memory", *(show(peak, "bytes") for peak in peaks)
         return
-    known = [NO_VALUE if peak is None else format_bytes_beside(peak, limit_bytes) for peak in peaks]
+    known = [NO_VALUE if peak is None else format_bytes_of(peak, limit_bytes) for peak in peaks]
     shares = [None if peak is None else peak / limit_bytes for peak in peaks]
     yield "peak memory", *known
     yield f"  of {show(limit_bytes, 'bytes')}", *(show(share, "share") for share in shares)

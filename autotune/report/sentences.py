@@ -11,7 +11,7 @@ from autotune.messages.units import (
     OUTCOMES,
     THROTTLE_REASONS,
     format_bytes,
-    format_bytes_beside,
+    format_bytes_of,
     format_count,
     format_duration,
     format_fraction,
@@ -35,8 +35,8 @@ from autotune.records.measurement import (
 from autotune.records.result import (
     LargerBatch,
     Recommendation,
-    RunSpread,
     RunSummary,
+    RunVariation,
     changed_settings,
 )
 from autotune.records.trial import TrialRecord
@@ -53,7 +53,7 @@ from autotune.report.words import describe_settings, format_setting, one_line
 # Footnotes: sources of figures, numbers of runs, and disturbances of the windows.
 
 
-def say_busy(columns: Sequence[Column]) -> Iterator[str]:
+def describe_busy(columns: Sequence[Column]) -> Iterator[str]:
     """Yield the sources of the busy fractions, and any two sources that disagree."""
     shown = zip(columns, list_busy(columns), strict=True)
     sources = {
@@ -79,7 +79,9 @@ def _by_title(values: Mapping[str, str], separator: str = ", ", between: str = "
     return separator.join(f"{title}{between}{value}" for title, value in values.items())
 
 
-def say_rates(runs: Mapping[str, Sequence[Measurement]], spread: RunSpread) -> Iterator[str]:
+def describe_throughputs(
+    runs: Mapping[str, Sequence[Measurement]], spread: RunVariation
+) -> Iterator[str]:
     """Yield footnotes on energy, on the number of runs, and on the intervals of throughput."""
     if any(run.joules_per_sample is not None for own in runs.values() for run in own):
         yield "Energy: of the whole device, including idle power."
@@ -91,7 +93,7 @@ def say_rates(runs: Mapping[str, Sequence[Measurement]], spread: RunSpread) -> I
     else:
         yield f"Throughput: {next(iter(counts.values()))} each."
     for is_held in sorted({is_held_in(own) for own in runs.values()}):
-        yield say_run_spread(spread, is_held_by_device=is_held)
+        yield describe_run_variation(spread, is_held_by_device=is_held)
 
 
 def is_held_in(runs: Iterable[Measurement]) -> bool:
@@ -99,7 +101,7 @@ def is_held_in(runs: Iterable[Measurement]) -> bool:
     return all(run.window.is_held_by_device for run in runs)
 
 
-def say_run_spread(spread: RunSpread, *, is_held_by_device: bool) -> str:
+def describe_run_variation(spread: RunVariation, *, is_held_by_device: bool) -> str:
     """Return the footnote on run-to-run variation."""
     known = spread.of([is_held_by_device])
     where = ""
@@ -137,7 +139,9 @@ def list_doubts(runs: Mapping[str, Sequence[Measurement]]) -> Iterator[str]:
             "machine."
         )
     conditions = {title: conditions_of(own) for title, own in runs.items()}
-    throttled = {title: say_windows_throttled(windows) for title, windows in conditions.items()}
+    throttled = {
+        title: describe_windows_throttled(windows) for title, windows in conditions.items()
+    }
     if any(throttled.values()):
         windows = {title: f"({reasons})" for title, reasons in throttled.items() if reasons}
         yield (
@@ -166,7 +170,9 @@ def list_conditions(runs: Mapping[str, Sequence[Measurement]]) -> Iterator[str]:
     """
     conditions = {title: windows for title, own in runs.items() if (windows := conditions_of(own))}
     if len({window.is_at_power_limit for windows in conditions.values() for window in windows}) > 1:
-        limited = {title: say_windows_at_limit(windows) for title, windows in conditions.items()}
+        limited = {
+            title: describe_windows_at_limit(windows) for title, windows in conditions.items()
+        }
         yield f"Only some windows ran at the device's power limit, which affects the comparison: {_by_title(limited)}."
     memory = _of_others(
         conditions, lambda window: window.others_memory_bytes, OTHERS_LEAST_BYTES, format_bytes
@@ -181,10 +187,10 @@ def list_conditions(runs: Mapping[str, Sequence[Measurement]]) -> Iterator[str]:
         used.append(f"device busy before each: {_by_title(busy)}")
     if used:
         yield f"Other processes started or ended on the device between these; {'; '.join(used)}."
-    yield from say_setup(runs)
+    yield from describe_setup(runs)
 
 
-def say_setup(runs: Mapping[str, Sequence[Measurement]]) -> Iterator[str]:
+def describe_setup(runs: Mapping[str, Sequence[Measurement]]) -> Iterator[str]:
     """Yield conditions that the user can change: memory pressure, environment variables, driver mode."""
     windows = [window for own in runs.values() for window in conditions_of(own)]
     counts = {
@@ -217,7 +223,7 @@ def sum_retries(runs: Iterable[Measurement]) -> int | None:
     return sum(known) if known else None
 
 
-def say_windows_throttled(windows: Sequence[DeviceConditions]) -> str:
+def describe_windows_throttled(windows: Sequence[DeviceConditions]) -> str:
     """Return the number of throttled windows and the reasons: "2 of 3 windows: heat"; "" for none."""
     count = sum(bool(window.disturbances) for window in windows)
     if not count:
@@ -228,7 +234,7 @@ def say_windows_throttled(windows: Sequence[DeviceConditions]) -> str:
     return f"{count} of {format_count(len(windows), 'window')}: {', '.join(reasons)}"
 
 
-def say_windows_at_limit(windows: Sequence[DeviceConditions]) -> str:
+def describe_windows_at_limit(windows: Sequence[DeviceConditions]) -> str:
     """Return the number of windows at the power limit: "2 of 3 windows"."""
     return f"{sum(window.is_at_power_limit for window in windows)} of {format_count(len(windows), 'window')}"
 
@@ -259,11 +265,11 @@ _SMALL_HEADROOM = 0.5
 _NO_ROOM = "Raise memory_limit or allow smaller batches."
 
 
-def say_headline(summary: RunSummary, columns: Sequence[Column]) -> str:
+def describe_headline(summary: RunSummary, columns: Sequence[Column]) -> str:
     """Return the headline: the verdict, a larger batch's gain, and disturbances."""
     found = summary.recommendation
     if found is None:
-        return say_nothing_feasible(summary)
+        return describe_nothing_feasible(summary)
     is_change = len(columns) > 1 and columns[1].title == "recommended"
     return " ".join(
         [
@@ -309,7 +315,7 @@ def _describe_fault(baseline: TrialRecord | None, limit_bytes: int) -> str:
     if run is not None and run.memory.is_thrashing:
         return f"has no room to train within the memory limit of {limit}"
     if run is not None and baseline.outcome == "over_memory":
-        return f"takes {format_bytes_beside(run.peak_memory_bytes, limit_bytes)}, above the memory limit of {limit}"
+        return f"takes {format_bytes_of(run.peak_memory_bytes, limit_bytes)}, above the memory limit of {limit}"
     if baseline.outcome in {"over_memory", "oom", "host_oom"}:
         return f"runs out of memory (limit: {limit})"
     if baseline.outcome == "timeout":
@@ -376,7 +382,7 @@ def _describe_load(columns: Sequence[Column]) -> Iterator[str]:
         yield f"Other programs used {worst.others_cores:.1f} of the {format_count(worst.cores, 'core')} meanwhile."
 
 
-def say_nothing_feasible(summary: RunSummary) -> str:
+def describe_nothing_feasible(summary: RunSummary) -> str:
     """Return why nothing is recommended, with the trial that missed the memory limit least."""
     trials = summary.trials
     limit = format_bytes(summary.limit_bytes)
@@ -412,10 +418,10 @@ def _describe_miss(trial: TrialRecord, limit_bytes: int) -> str:
     if trial.measurement is not None and trial.measurement.memory.is_thrashing:
         return "had no room: memory was released and requested again during training"
     least = "" if trial.outcome == "over_memory" else "at least "
-    return f"took {least}{format_bytes_beside(limit_bytes * (1 + _violation(trial)), limit_bytes)}"
+    return f"took {least}{format_bytes_of(limit_bytes * (1 + _violation(trial)), limit_bytes)}"
 
 
-def say_headroom(summary: RunSummary, columns: Sequence[Column]) -> str:
+def describe_headroom(summary: RunSummary, columns: Sequence[Column]) -> str:
     """Return how much of the device is used, the bottleneck, and the headroom; "" if unknown."""
     found = summary.recommendation
     if found is None:
@@ -528,7 +534,7 @@ def list_advice(summary: RunSummary) -> Iterator[str]:
     yield from map(str, advice.notes)
 
 
-def say_course(summary: RunSummary) -> str:
+def describe_course(summary: RunSummary) -> str:
     """Return a summary of the search: trials, outcomes, time, why it ended, when it breaks even."""
     found = summary.recommendation
     ended = Counter(trial.outcome for trial in summary.trials).most_common()

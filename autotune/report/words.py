@@ -10,7 +10,7 @@ from autotune.config.training_config import NEUTRAL_WITHOUT_WORKERS, DdpConfig, 
 from autotune.diagnosis.scaling import Cause
 from autotune.messages.units import NO_VALUE
 from autotune.records.breakdown import Part
-from autotune.records.result import RunSpread, changed_settings
+from autotune.records.result import RunVariation, changed_settings
 from autotune.settings_table import SETTINGS, format_ddp
 
 # Text from user code, drivers or file systems, made safe to show.
@@ -70,7 +70,7 @@ _ALWAYS = {"micro_batch_size", "num_workers", "amp_dtype"}
 """Settings that are always shown, even where they have torch's default."""
 
 
-def name_interval(spread: RunSpread, held_by_device: Iterable[bool]) -> str:
+def name_interval(spread: RunVariation, held_by_device: Iterable[bool]) -> str:
     """Return the head of a column of intervals: "usual interval" if the variation was assumed.
 
     Args:

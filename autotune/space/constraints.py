@@ -378,11 +378,11 @@ def _beyond_the_machine(config: TrainingConfig, environment: Environment) -> str
     most = most_ranks(environment) if is_spanning else ranks_of_host(environment)
     if config.world_size <= most:
         return None
-    room = f"{most}, {_say_room(most, environment, is_spanning=is_spanning)}"
+    room = f"{most}, {_describe_room(most, environment, is_spanning=is_spanning)}"
     return f"world_size must be at most {room}, but got world_size={config.world_size}; set a smaller one"
 
 
-def _say_room(most: int, environment: Environment, *, is_spanning: bool) -> str:
+def _describe_room(most: int, environment: Environment, *, is_spanning: bool) -> str:
     """Return what limits the number of ranks, in words; under strategy 'dp' they can't span hosts."""
     where = f"of all {environment.hosts} hosts" if is_spanning else "here"
     if environment.device_kind == "cpu":

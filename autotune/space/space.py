@@ -32,7 +32,7 @@ from autotune.space.scaling import global_batch_of, samples_within
 def space_notes(basis: Basis, domains: Mapping[str, Domain]) -> tuple[Note, ...]:
     """Return the notes on a space, in the order of a report's settings."""
     return (
-        *basis.environment.remarks,
+        *basis.environment.notes,
         *_malloc(basis),
         *_reserve(basis),
         *_larger_batch_gain(basis),

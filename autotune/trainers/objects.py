@@ -15,7 +15,7 @@ from typing import Any
 from autotune.apply.loader import inner_loader
 from autotune.apply.prepare import base_lr, inner_optimizer
 from autotune.errors import AutotuneError, ConfigError, WorkloadError
-from autotune.messages.space import beside_training
+from autotune.messages.space import during_training
 from autotune.note import Note
 from autotune.trainers.steps import (
     Alone,
@@ -58,9 +58,9 @@ class Taken:
     notes: tuple[Note, ...] = ()
 
 
-def note_beside(framework: str, names: list[str]) -> tuple[Note, ...]:
+def note_with_trainer(framework: str, names: list[str]) -> tuple[Note, ...]:
     """Return a note on what a trainer does besides the step, which does not run in trials."""
-    return (beside_training(framework, [*dict.fromkeys(names)]),) if names else ()
+    return (during_training(framework, [*dict.fromkeys(names)]),) if names else ()
 
 
 # accelerate
@@ -107,7 +107,7 @@ def take_prepared(accelerator: Any, model: Any, dataset: Any, optimizer: Any) ->
             "grad_accum_steps": accelerator.gradient_accumulation_steps,
             "compile": str(getattr(backend, "value", "NO")).upper() not in {"NO", "NONE"},
         },
-        notes=note_beside(
+        notes=note_with_trainer(
             "accelerate", ["the trackers " + ", ".join(trackers)] if trackers else []
         ),
     )
@@ -188,7 +188,7 @@ def take_module(module: Any, data: Any, optimizer: Any) -> Taken:
         optimizer=made,
         step=LightningLoop(),
         baseline=_baseline(trainer, made),
-        notes=note_beside("Lightning's Trainer", [*_module_extras(module, trainer)]),
+        notes=note_with_trainer("Lightning's Trainer", [*_module_extras(module, trainer)]),
     )
 
 
@@ -344,7 +344,7 @@ def take_trainer(trainer: Any) -> Taken:
             "compile": bool(args.torch_compile),
             **_several_devices(args),
         },
-        notes=note_beside("transformers.Trainer", _trainer_extras(trainer)),
+        notes=note_with_trainer("transformers.Trainer", _trainer_extras(trainer)),
     )
 
 
@@ -427,7 +427,7 @@ def take_apart(given: Mapping[str, Any]) -> Taken | None:
     dataset = given["dataset"]
     accelerator = given["accelerator"]
     if _is_of(model, "transformers", "Trainer"):
-        _refuse_beside(
+        _refuse_with(
             given,
             "a Trainer",
             "dataset",
@@ -465,7 +465,7 @@ def _is_lightning(value: object, name: str) -> bool:
     return _is_of(value, "lightning", name) or _is_of(value, "pytorch_lightning", name)
 
 
-def _refuse_beside(given: Mapping[str, Any], what: str, *names: str) -> None:
+def _refuse_with(given: Mapping[str, Any], what: str, *names: str) -> None:
     idle = [name for name in names if given.get(name) is not None]
     if idle:
         raise ConfigError(

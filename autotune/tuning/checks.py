@@ -15,9 +15,9 @@ from autotune.messages.search import (
     stress_failed,
     stress_near_limit,
     stress_no_time,
+    stress_note,
     stress_out_of_memory,
     stress_over_limit,
-    stress_remark,
     stress_thrashing,
 )
 from autotune.models.time_estimate import overhead_s
@@ -149,7 +149,7 @@ def check_under_stress(
         left_s: Seconds that are left; None without a time-out.
     """
     times = found.space.policy.time
-    window_s = times.brief_stress_s if found.is_brief else times.stress_s
+    window_s = times.short_search_stress_s if found.is_short_search else times.stress_s
     if left_s is not None:
         start_s = overhead_s(record, found.build_s)
         window_s = min(window_s, left_s - start_s - sample_scan_s(left_s))
@@ -198,8 +198,8 @@ def _judged(record: TrialRecord, found: SearchOutcome, report: RankReport) -> St
         )
         return StressCheck(is_refuted=True, notes=(over,))
     notes = []
-    if figures.remark is not None:
-        notes.append(stress_remark(trial, figures.remark))
+    if figures.note is not None:
+        notes.append(stress_note(trial, figures.note))
     if figures.memory.is_thrashing:
         notes.append(
             stress_thrashing(trial, figures.memory.alloc_retries, later_steps=figures.steps - 1)

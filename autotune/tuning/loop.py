@@ -13,7 +13,7 @@ from functools import partial
 from math import ceil, exp
 
 from autotune.config.training_config import TrainingConfig
-from autotune.launch.launcher import SideBySide, begin_anew
+from autotune.launch.launcher import SideBySide, restart_launcher
 from autotune.launch.runner import ShouldEnd, TrialRunner
 from autotune.messages.search import (
     finalist_failed,
@@ -69,7 +69,7 @@ from autotune.tuning.proposals import (
 )
 from autotune.tuning.proposer import Proposer
 from autotune.tuning.race import Race
-from autotune.tuning.select import Contenders
+from autotune.tuning.select import Finalists
 from autotune.tuning.study import Study
 from autotune.tuning.time_budget import TimeBudget, repeat_deadline_s
 
@@ -128,7 +128,7 @@ class Search:
         """Restore the state of an interrupted search from its records."""
         self.guard = PrecisionGuard(self.runner, self.space.baseline)
         ledger = Ledger.going_on(
-            self.study.prior_spread, self.study.records, self.time.policy.proof
+            self.study.prior_variation, self.study.records, self.time.policy.proof
         )
         self.race = Race(
             time=self.time, ledger=ledger, outcome=self.outcome, passes=self._passes_guard
@@ -252,7 +252,7 @@ class Search:
             is_settled=self.race.is_settled,
             run_s=self.time.run_s,
             build_s=self.runner.build_s,
-            is_brief=self.time.is_brief,
+            is_short_search=self.time.is_short_search,
             stresses=dict(self._stresses),
             overloaded=tuple(self._overloaded),
             is_complete=self._is_complete,
@@ -265,7 +265,7 @@ class Search:
         suffice.
         """
         found = self.outcome()
-        untested = Contenders.of(found, lambda number: number not in self._stresses)
+        untested = Finalists.of(found, lambda number: number not in self._stresses)
         winner = untested.chosen(found.settled)
         if winner is None or winner.number == 0:
             return False
@@ -273,7 +273,7 @@ class Search:
             return False
         if not self._overloaded and not may_overload(winner, self.space):
             return False
-        begin_anew(self.runner.launcher)
+        restart_launcher(self.runner.launcher)
         check = check_under_stress(winner, found, self.runner, self.time.clock.left_s)
         self.notes.extend(check.notes)
         if check.figures is not None:
@@ -288,7 +288,7 @@ class Search:
     def _note_memory(self) -> None:
         """Note the largest micro batch that stays within the memory limit."""
         found = self.outcome()
-        winner = Contenders.sound(found).chosen(found.settled)
+        winner = Finalists.sound(found).chosen(found.settled)
         if winner is None:
             return
         largest = largest_batch_note(
@@ -389,7 +389,7 @@ class Search:
         self._asked[record.number] = extras
 
         def run() -> TrialRecord:
-            begin_anew(runner.launcher)
+            restart_launcher(runner.launcher)
             result = runner.run(
                 record.config,
                 name=f"trial-{record.number:03d}-again",
@@ -417,7 +417,7 @@ class Search:
 
     def _extras_of_repeat(self, record: TrialRecord) -> Extras:
         """Return the extras of a repeat: only the first repeat of the best trial has any."""
-        if record is not self.best or record.repeats or self.time.is_brief:
+        if record is not self.best or record.repeats or self.time.is_short_search:
             return NO_EXTRAS
         if self.proposer.has_model and record.config.world_size == 1:
             return _THOROUGH_EXTRAS
@@ -499,7 +499,8 @@ class Search:
         self._cured.add(best.number)
         # search compilation too from now on, where CUDA graphs may pay
         has_time = (
-            self.time.left_for_trials_s >= self._trials.compiling_s and not self.time.is_brief
+            self.time.left_for_trials_s >= self._trials.compiling_s
+            and not self.time.is_short_search
         )
         if has_time and not self.study.method.visits_all and best.config.world_size == 1:
             domains = compilation_domains(best.measurement, self.space, self.time.budget)
@@ -526,7 +527,7 @@ class Search:
             self.proposer.at_same_batch(best),
             same_batch_variant(best, self.space),
         ]
-        if not self.time.is_brief:
+        if not self.time.is_short_search:
             closing.append(largest_batch_variant(best, self.space, self.study.ended))
         others = [record for record in self.study.records if record.is_feasible and record.number]
         likely_winner = simplest_of_the_best(
@@ -582,7 +583,7 @@ class Search:
         if not self.time.may_stop_early:
             return None
         return (
-            self.time.why_brief_is_over
+            self.time.why_short_search_is_over
             or self._why_settled()
             or self.proposer.why_enough(self.best)
         )
@@ -593,7 +594,9 @@ class Search:
         records = self.study.ended
         tries = self.study.promising if is_led else records
         patience = self._patience
-        fewest = patience + 1 if self.time.is_brief else patience + self._trials.patient_after
+        fewest = (
+            patience + 1 if self.time.is_short_search else patience + self._trials.patient_after
+        )
         if len(tries) < patience or len(records) < fewest:
             return None
         score = self._score
@@ -611,9 +614,9 @@ class Search:
         """The number of trials without a gain after which the search stops."""
         trials = self._trials
         usual = trials.informed_patience if self.proposer.is_informed else trials.patience
-        if not self.time.is_brief or not self.study.ended:
+        if not self.time.is_short_search or not self.study.ended:
             return usual
-        in_time = ceil(trials.brief_patience_s / typical_s(self.study.ended))
+        in_time = ceil(trials.short_search_patience_s / typical_s(self.study.ended))
         return min(usual, max(trials.least_patience, in_time))
 
     @property

@@ -19,7 +19,7 @@ from autotune.models.evidence import Evidence
 from autotune.note import Note
 from autotune.records.ceilings import CeilingBook
 from autotune.records.measurement import Measurement, best_direct_reading
-from autotune.records.result import Recommendation, RunSpread
+from autotune.records.result import Recommendation, RunVariation
 from autotune.records.trial import StressFigures, TrialRecord, TrialResult, believed_score, best_of
 from autotune.space.ranges import whole_numbers
 from autotune.space.space import ResolvedSpace, setting_of
@@ -42,7 +42,7 @@ class SearchOutcome:
     expected_s: float | None
     """Seconds that the search should take, estimated before its first trial; None if it was
     resumed."""
-    spread: RunSpread
+    spread: RunVariation
     """Run-to-run variation, as far as it was measured."""
     evidence: Evidence
     """Every run that ended well."""
@@ -56,8 +56,8 @@ class SearchOutcome:
     """Seconds that a further run usually takes."""
     build_s: float = 0.0
     """Seconds to build the workload. Source: `TrialRunner.build_s`."""
-    is_brief: bool = False
-    """True for a short search. Source: `TimeBudget.is_brief`."""
+    is_short_search: bool = False
+    """True for a short search. Source: `TimeBudget.is_short_search`."""
     stresses: Mapping[int, StressFigures] = field(default_factory=dict)
     """Figures of the stress runs that passed, by the trial's number."""
     overloaded: tuple[int, ...] = ()
@@ -93,9 +93,9 @@ def disturbances(number: int, result: TrialResult) -> Iterator[Note]:
     """Yield a note for each time that somebody has killed or stopped a process of a trial."""
     if result.measurement is None:
         return
-    for remark in result.measurement.remarks:
-        if remark.code in {"rerun_after_signal", "window_stopped"}:
-            yield trial_disturbed(number, remark)
+    for note in result.measurement.notes:
+        if note.code in {"rerun_after_signal", "window_stopped"}:
+            yield trial_disturbed(number, note)
 
 
 # Causes of failures: the user's own code is broken, or one value of a setting does not work with it.

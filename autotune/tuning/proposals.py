@@ -29,7 +29,7 @@ from autotune.space.space import ResolvedSpace, compose, setting_of, with_batch_
 
 
 Skip = Callable[[TrainingConfig], Note | None]
-"""Returns why a configuration is not worth a run ("would_not_fit", "would_tell_nothing"), or None."""
+"""Returns why a configuration is not worth a run ("would_not_fit", "would_add_nothing"), or None."""
 
 
 @dataclass(slots=True)
@@ -161,7 +161,7 @@ class OpenCombinations:
                 break
         if self.can_list:
             self._rest.extend(reversed(kept))
-        return first.get("") or first.get("would_tell_nothing") or first.get("would_not_fit")
+        return first.get("") or first.get("would_add_nothing") or first.get("would_not_fit")
 
     @cached_property
     def _rest(self) -> list[Params]:

@@ -23,8 +23,8 @@ from autotune.messages.search import (
     near_ceiling,
     no_informative_candidate,
     sides_not_measured,
+    would_add_nothing,
     would_not_fit,
-    would_tell_nothing,
 )
 from autotune.models.evidence import PruningThreshold, luck_of
 from autotune.models.memory import MemoryModel, memory_of_trials
@@ -120,7 +120,7 @@ class Proposer(Protocol):
         ...
 
     def skip(self, config: TrainingConfig, /) -> Note | None:
-        """Return why a sample is not worth a run ("would_not_fit", "would_tell_nothing"), or None."""
+        """Return why a sample is not worth a run ("would_not_fit", "would_add_nothing"), or None."""
         ...
 
     def pruning_threshold(self, trial: TrialRecord, /) -> PruningThreshold | None:
@@ -466,7 +466,7 @@ def _trial_seconds(configs: Sequence[TrainingConfig], expected: Floats, time: Ti
     trials = time.policy.trials
     pairs = list(zip(configs, expected, strict=True))
     epoch_samples = time.study.space.facts.dataset_length
-    if time.is_brief:
+    if time.is_short_search:
         trials_s = np.array([measuring_s(config, rate, epoch_samples) for config, rate in pairs])
         for place, config in enumerate(configs):
             if not shares_process(config):
@@ -566,7 +566,7 @@ class ModelProposer:
         new = Curves(
             loader=tuple(point for point in curves.loader if point not in known.loader),
             device=tuple(point for point in curves.device if point not in known.device),
-            remarks=curves.remarks,
+            notes=curves.notes,
         )
         points = (*new.loader, *new.device)
         has_nothing_to_measure = report.curves is not None and not points
@@ -663,7 +663,7 @@ class ModelProposer:
             if chance < self._trials.likely_to_fit:
                 return would_not_fit(round(chance, 3))
         if changes_no_effect_setting(config, self.study.space.baseline, self._no_effect):
-            return would_tell_nothing()
+            return would_add_nothing()
         if self._model is None:
             return None
         tried = tried_in(self.study)
@@ -671,7 +671,7 @@ class ModelProposer:
         twin = config.model_copy(update={"pin_memory": not config.pin_memory})
         configs = list(dict.fromkeys([config, twin, *tried]))
         is_redundant = redundant_among(configs, self._model[1].forecast(configs), tried)[0]
-        return would_tell_nothing() if is_redundant else None
+        return would_add_nothing() if is_redundant else None
 
     def pruning_threshold(self, trial: TrialRecord) -> PruningThreshold | None:
         """Return the low end of the best throughput so far; None: the trial runs to its end.

@@ -19,7 +19,7 @@ from autotune.models.evidence import Contrast, Ledger, believe, chance_worthwhil
 from autotune.policy import Proof
 from autotune.records.trial import TrialRecord
 from autotune.tuning.outcomes import SearchOutcome
-from autotune.tuning.select import Contenders
+from autotune.tuning.select import Finalists
 from autotune.tuning.time_budget import TimeBudget
 
 
@@ -56,7 +56,7 @@ class Race:
             if run.number == 0:
                 break
             since += 1
-        if self.time.is_brief or since < self._proof.baseline_every:
+        if self.time.is_short_search or since < self._proof.baseline_every:
             return False
         found = self.outcome()
         baseline = found.baseline
@@ -78,9 +78,9 @@ class Race:
     def next_run(self) -> TrialRecord | None:
         """Return the trial to run again once no trial promises more; None if the search is decided."""
         found = self.outcome()
-        contenders = Contenders.of(found)
-        baseline = contenders.baseline
-        leader = contenders.leader()
+        finalists = Finalists.of(found)
+        baseline = finalists.baseline
+        leader = finalists.leader()
         if leader is None:
             self.is_settled = True
             return None
@@ -91,24 +91,24 @@ class Race:
             if failed_repeats >= self._proof.most_lost:
                 self.is_settled = True
                 return None
-            for record in contenders.records:
+            for record in finalists.records:
                 if record.number == self.leader:
                     return self._next_of_the_two(record, baseline, found)
-        return self._settle(contenders, leader)
+        return self._settle(finalists, leader)
 
-    def _settle(self, contenders: Contenders, leader: TrialRecord) -> TrialRecord | None:
+    def _settle(self, finalists: Finalists, leader: TrialRecord) -> TrialRecord | None:
         """Choose the leader; return the trial that must run before that, or the first run of the proof."""
-        found = contenders.found
-        baseline = contenders.baseline
+        found = finalists.found
+        baseline = finalists.baseline
         # decide first whether a larger batch is worth it
-        contested = self._contested(contenders)
+        contested = self._contested(finalists)
         if contested is not None:
             return contested
         if baseline is not None and self._is_hopeless(leader, found):
             self.is_settled = True
             return None
         # repeat the leader, and what may well be better
-        unsure = self._unsure(contenders, leader)
+        unsure = self._unsure(finalists, leader)
         if unsure is not None:
             return unsure
         if not self.passes(leader):
@@ -169,42 +169,40 @@ class Race:
         left_s = self.time.clock.left_s
         if left_s is not None:
             return left_s
-        if self.time.is_brief:
-            return limits.brief_deciding_builds * self.time.build_s
+        if self.time.is_short_search:
+            return limits.short_search_deciding_builds * self.time.build_s
         return limits.deciding_s
 
     def _has_time(self, found: SearchOutcome) -> bool:
         left_s = self.time.clock.left_s
         return left_s is None or left_s >= found.run_s
 
-    def _contested(self, contenders: Contenders) -> TrialRecord | None:
+    def _contested(self, finalists: Finalists) -> TrialRecord | None:
         """Return the best larger batch or the best at the baseline's, whichever ran less; None if it is decided."""
-        own = contenders.fastest_at_own_batch(contenders.records)
-        larger = next(
-            (one for one in contenders.challengers if contenders.batch_ratio(one) > 1), None
-        )
-        if own is None or larger is None or self.time.is_brief:
+        own = finalists.fastest_at_own_batch(finalists.records)
+        larger = next((one for one in finalists.by_rank if finalists.batch_ratio(one) > 1), None)
+        if own is None or larger is None or self.time.is_short_search:
             return None
-        found = contenders.found
+        found = finalists.found
         if found.believed_score(larger) <= found.believed_score(own):
             return None
-        if contenders.is_worth_it(larger, own) is not None:
+        if finalists.is_worth_it(larger, own) is not None:
             return None
         both = [one for one in (larger, own) if self._runs_of(one) < self._proof.most_contested]
         return min(both, key=self._runs_of, default=None)
 
-    def _unsure(self, contenders: Contenders, leader: TrialRecord) -> TrialRecord | None:
+    def _unsure(self, finalists: Finalists, leader: TrialRecord) -> TrialRecord | None:
         """Return the trial to repeat before the proof: the leader, then what may well be better; else None."""
         if self._runs_of(leader) < self._proof.fewest_runs:
             return leader
-        if self._challenged >= self._proof.most_challenged or self.time.is_brief:
+        if self._challenged >= self._proof.most_challenged or self.time.is_short_search:
             return None
-        found = contenders.found
-        most = contenders.batch_ratio(leader)
-        fastest = contenders.challengers[: 2 * self._proof.most_challenged]
+        found = finalists.found
+        most = finalists.batch_ratio(leader)
+        fastest = finalists.by_rank[: 2 * self._proof.most_challenged]
         others = [one for one in fastest if one is not leader]
         others = [one for one in others if self._runs_of(one) < self._proof.fewest_runs]
-        others = [one for one in others if contenders.batch_ratio(one) <= most]
+        others = [one for one in others if finalists.batch_ratio(one) <= most]
         gains = {one.number: self._expected_gain(one, leader, found) for one in others}
         best = max(others, key=lambda one: gains[one.number], default=None)
         if best is None or gains[best.number] < self.time.policy.trials.least_gain:

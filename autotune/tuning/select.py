@@ -29,23 +29,21 @@ from autotune.tuning.outcomes import SearchOutcome
 
 
 @dataclass(frozen=True, slots=True)
-class Contenders:
+class Finalists:
     """The finalists: the trials that may be recommended, with the baseline if it is feasible."""
 
     found: SearchOutcome
     records: Sequence[TrialRecord]
 
     @classmethod
-    def of(
-        cls, found: SearchOutcome, may_win: Callable[[int], bool] = lambda _: True
-    ) -> Contenders:
+    def of(cls, found: SearchOutcome, may_win: Callable[[int], bool] = lambda _: True) -> Finalists:
         """Return the feasible trials that passed or had no stress run, and whose number `may_win` accepts."""
         feasible = [record for record in found.records if record.is_feasible]
         fitting = [record for record in feasible if record.number not in found.overloaded]
         return cls(found, [record for record in fitting if may_win(record.number)])
 
     @classmethod
-    def sound(cls, found: SearchOutcome) -> Contenders:
+    def sound(cls, found: SearchOutcome) -> Finalists:
         """Return the finalists; after one failed on the largest samples, only the baseline and those that passed.
 
         Where none of these is feasible, return all finalists.
@@ -66,7 +64,7 @@ class Contenders:
         return next((record for record in self.records if record.number == 0), None)
 
     @property
-    def challengers(self) -> list[TrialRecord]:
+    def by_rank(self) -> list[TrialRecord]:
         """The finalists without the baseline, the best first."""
         others = [record for record in self.records if record.number != 0]
         return sorted(others, key=self.found.believed_score, reverse=True)
@@ -95,7 +93,7 @@ class Contenders:
 
     def leader(self) -> TrialRecord | None:
         """Return the winner among all finalists but the baseline; None if there are none."""
-        others = self.challengers
+        others = self.by_rank
         if not others:
             return None
         return self.choice_of(others, others=self.records)
@@ -195,50 +193,50 @@ def select(found: SearchOutcome) -> Recommendation | None:
     Args:
         found: Everything that was measured and proven, also of a search that is not over.
     """
-    contenders = Contenders.sound(found)
-    chosen = contenders.chosen(found.settled)
+    finalists = Finalists.sound(found)
+    chosen = finalists.chosen(found.settled)
     if chosen is None:
         return None
     advice = _lr_advice(chosen.config, found)
-    verdict = _verdict(chosen, contenders)
+    verdict = _verdict(chosen, finalists)
     # how it compares with the baseline
-    gain = contenders.gain_of(chosen)
+    gain = finalists.gain_of(chosen)
     measured_speedup = None
     gain_probability = None
     if gain is not None:
         measured_speedup = gain.ratio()
-        gain_probability = 1 - believe(gain, contenders.proof).chance_below(0.0)
+        gain_probability = 1 - believe(gain, finalists.proof).chance_below(0.0)
     # the best at the baseline's global batch, for users who keep that
-    own = [record for record in contenders.records if contenders.batch_ratio(record) == 1]
+    own = [record for record in finalists.records if finalists.batch_ratio(record) == 1]
     same: TrialRecord | None = None
-    if contenders.batch_ratio(chosen) == 1:
+    if finalists.batch_ratio(chosen) == 1:
         same = chosen
     elif own:
-        same = contenders.choice_of(own, found.settled)
+        same = finalists.choice_of(own, found.settled)
     return Recommendation(
         config=chosen.config.model_copy(update={"lr": advice.lr}),
         number=chosen.number,
         verdict=verdict,
-        speedup=_speedup(chosen, contenders),
+        speedup=_speedup(chosen, finalists),
         measured_speedup=measured_speedup,
         gain_probability=gain_probability,
-        more_s=_more_s(chosen, contenders) if verdict == "unconfirmed" else None,
+        more_s=_more_s(chosen, finalists) if verdict == "unconfirmed" else None,
         lr_advice=advice,
         same_batch=None if same is None else same.config,
         same_batch_number=None if same is None else same.number,
-        same_batch_speedup=None if same is None else _speedup(same, contenders),
-        larger_batch=_larger_batch(chosen, same, contenders),
-        reasons=tuple(_reasons(chosen, contenders, verdict)),
-        confirmations=_confirmations(chosen, contenders),
+        same_batch_speedup=None if same is None else _speedup(same, finalists),
+        larger_batch=_larger_batch(chosen, same, finalists),
+        reasons=tuple(_reasons(chosen, finalists, verdict)),
+        confirmations=_confirmations(chosen, finalists),
         stress=found.stresses.get(chosen.number),
         overloaded=found.overloaded,
-        is_outrun=_is_outrun(chosen, contenders),
+        is_outrun=_is_outrun(chosen, finalists),
     )
 
 
-def _confirmations(chosen: TrialRecord, contenders: Contenders) -> tuple[TrialRecord, ...]:
+def _confirmations(chosen: TrialRecord, finalists: Finalists) -> tuple[TrialRecord, ...]:
     """Return the baseline, the winner and all that ran more than once; nothing if only the baseline ran."""
-    records = contenders.found.records
+    records = finalists.found.records
     if all(record.number == 0 for record in records):
         return ()
     ran = [record for record in records if record.runs and record.is_feasible]
@@ -246,12 +244,12 @@ def _confirmations(chosen: TrialRecord, contenders: Contenders) -> tuple[TrialRe
     return tuple(record for record in ran if record.number in shown or len(record.runs) > 1)
 
 
-def _is_outrun(chosen: TrialRecord, contenders: Contenders) -> bool:
+def _is_outrun(chosen: TrialRecord, finalists: Finalists) -> bool:
     """Return True if a trial that may not be used was faster: it was refused, or exceeds the memory limit."""
-    usable = {record.number for record in contenders.records}
+    usable = {record.number for record in finalists.records}
     throughput = {
         record.number: record.measurement.samples_per_s
-        for record in contenders.found.records
+        for record in finalists.found.records
         if record.measurement
     }
     unusable = [throughput[number] for number in throughput if number not in usable]
@@ -259,42 +257,42 @@ def _is_outrun(chosen: TrialRecord, contenders: Contenders) -> bool:
 
 
 def _larger_batch(
-    chosen: TrialRecord, same: TrialRecord | None, contenders: Contenders
+    chosen: TrialRecord, same: TrialRecord | None, finalists: Finalists
 ) -> LargerBatch | None:
     """Compare the best at a larger global batch, worth it or not, with the best at the baseline's.
 
     Args:
         chosen: The winner; if its batch is larger, it is the one that is compared.
         same: The trial that is shown as the best at the baseline's global batch.
-        contenders: The finalists.
+        finalists: The finalists.
     """
-    larger = [record for record in contenders.records if contenders.batch_ratio(record) > 1]
+    larger = [record for record in finalists.records if finalists.batch_ratio(record) > 1]
     if not larger:
         return None
     best = chosen
-    if contenders.batch_ratio(chosen) <= 1:
-        best = max(larger, key=contenders.found.believed_score)
+    if finalists.batch_ratio(chosen) <= 1:
+        best = max(larger, key=finalists.found.believed_score)
     # take the smaller of the gains over the fastest and over what is shown
-    own = contenders.fastest_at_own_batch(contenders.records)
+    own = finalists.fastest_at_own_batch(finalists.records)
     compared = [record for record in (own, same) if record is not None]
-    ratios = [contenders.over(best, record) for record in compared]
+    ratios = [finalists.over(best, record) for record in compared]
     known = [ratio for ratio in ratios if ratio is not None]
     over = min(known, key=lambda ratio: ratio.value, default=None)
     return LargerBatch(
-        config=best.config.model_copy(update={"lr": _lr_advice(best.config, contenders.found).lr}),
+        config=best.config.model_copy(update={"lr": _lr_advice(best.config, finalists.found).lr}),
         number=best.number,
-        speedup=_speedup(best, contenders),
+        speedup=_speedup(best, finalists),
         over_same_batch=over,
-        is_worth_it=own is None or bool(contenders.is_worth_it(best, own)),
-        break_even=None if over is None else _break_even(best, over, contenders),
+        is_worth_it=own is None or bool(finalists.is_worth_it(best, own)),
+        break_even=None if over is None else _break_even(best, over, finalists),
     )
 
 
-def _break_even(larger: TrialRecord, over: Interval, contenders: Contenders) -> Interval | None:
+def _break_even(larger: TrialRecord, over: Interval, finalists: Finalists) -> Interval | None:
     """Return the noise scale above which the larger batch pays, given its throughput over the other's."""
-    samples = contenders.found.space.baseline.global_batch_size
+    samples = finalists.found.space.baseline.global_batch_size
     # not the configuration's own count: a token budget rounds that for each micro batch
-    larger_samples = samples * contenders.batch_ratio(larger)
+    larger_samples = samples * finalists.batch_ratio(larger)
     of_value = break_even_noise_scale(samples, larger_samples, over.value)
     of_low = break_even_noise_scale(samples, larger_samples, over.low)
     of_high = break_even_noise_scale(samples, larger_samples, over.high)
@@ -303,12 +301,12 @@ def _break_even(larger: TrialRecord, over: Interval, contenders: Contenders) -> 
     return Interval(value=of_value, low=of_high, high=inf if of_low is None else of_low)
 
 
-def _verdict(chosen: TrialRecord, contenders: Contenders) -> Verdict:
-    if contenders.baseline is None:
+def _verdict(chosen: TrialRecord, finalists: Finalists) -> Verdict:
+    if finalists.baseline is None:
         return "baseline_infeasible"
     if chosen.number == 0:
-        return "already_best" if contenders.found.is_settled else "unconfirmed"
-    is_proven = chosen.number in contenders.found.proven and _is_compared(chosen, contenders.found)
+        return "already_best" if finalists.found.is_settled else "unconfirmed"
+    is_proven = chosen.number in finalists.found.proven and _is_compared(chosen, finalists.found)
     return "faster" if is_proven else "unconfirmed"
 
 
@@ -323,26 +321,26 @@ def _is_compared(chosen: TrialRecord, found: SearchOutcome) -> bool:
     )
 
 
-def _speedup(record: TrialRecord, contenders: Contenders) -> Interval | None:
+def _speedup(record: TrialRecord, finalists: Finalists) -> Interval | None:
     """Return the believed speedup over the baseline; exactly 1 for the baseline itself."""
-    if contenders.baseline is None:
+    if finalists.baseline is None:
         return None
-    gain = contenders.gain_of(record)
+    gain = finalists.gain_of(record)
     if gain is None:
         return Interval(value=1.0, low=1.0, high=1.0)
-    return believe(gain, contenders.proof).ratio()
+    return believe(gain, finalists.proof).ratio()
 
 
-def _more_s(chosen: TrialRecord, contenders: Contenders) -> float | None:
+def _more_s(chosen: TrialRecord, finalists: Finalists) -> float | None:
     """Estimate the seconds of further pairs of runs that would prove the measured gain; None if too many."""
-    found = contenders.found
-    gain = contenders.gain_of(chosen)
+    found = finalists.found
+    gain = finalists.gain_of(chosen)
     if gain is None or gain.value <= 0 or found.run_s <= 0:
         return None
     pairs = max(1, min(found.evidence.count(chosen.number), found.evidence.count(0)))
-    needed = pairs * (contenders.proof.sure_sds * gain.sd / gain.value) ** 2
+    needed = pairs * (finalists.proof.sure_sds * gain.sd / gain.value) ** 2
     more_s = 2 * found.run_s * max(1, ceil(needed - pairs))
-    return more_s if more_s <= contenders.proof.longest_wait_s else None
+    return more_s if more_s <= finalists.proof.longest_wait_s else None
 
 
 def _lr_advice(config: TrainingConfig, found: SearchOutcome) -> LrAdvice:
@@ -351,22 +349,22 @@ def _lr_advice(config: TrainingConfig, found: SearchOutcome) -> LrAdvice:
     return scale_lr(baseline.lr, ratio, found.space.objective.lr_rule, found.space.facts.optimizer)
 
 
-def _reasons(chosen: TrialRecord, contenders: Contenders, verdict: Verdict) -> Iterator[Note]:
+def _reasons(chosen: TrialRecord, finalists: Finalists, verdict: Verdict) -> Iterator[Note]:
     """Yield the notes that explain the recommendation."""
-    reference = contenders.baseline
-    found = contenders.found
+    reference = finalists.baseline
+    found = finalists.found
     if reference is None:
         yield messages.baseline_is_no_reference()
-    yield _why_this(chosen, contenders)
+    yield _why_this(chosen, finalists)
     if chosen.number == 0:
         return
     runs = found.evidence.count(chosen.number)
     baseline_runs = found.evidence.count(0)
     if verdict == "faster":
         yield messages.proven(exp(found.proven[chosen.number]) - 1, runs, baseline_runs)
-    elif reference is not None and (gain := contenders.gain_of(chosen)) is not None:
+    elif reference is not None and (gain := finalists.gain_of(chosen)) is not None:
         yield messages.not_proven(
-            1 - believe(gain, contenders.proof).chance_below(0.0), runs, baseline_runs
+            1 - believe(gain, finalists.proof).chance_below(0.0), runs, baseline_runs
         )
     if not _is_compared(chosen, found):
         yield messages.precision_unchecked(chosen.config.amp_dtype)
@@ -374,37 +372,37 @@ def _reasons(chosen: TrialRecord, contenders: Contenders, verdict: Verdict) -> I
         yield messages.changed_settings([*changed_settings(chosen.config, reference.config)])
 
 
-def _why_this(chosen: TrialRecord, contenders: Contenders) -> Note:
+def _why_this(chosen: TrialRecord, finalists: Finalists) -> Note:
     """Return the note with the reason for this choice."""
-    found = contenders.found
+    found = finalists.found
     # larger batches that are not worth it, and the number of the other configurations
-    own = contenders.fastest_at_own_batch(contenders.records)
+    own = finalists.fastest_at_own_batch(finalists.records)
     dropped = list[TrialRecord]()
     if own is not None:
-        compared = contenders.challengers[: contenders.proof.most_compared]
-        larger = [record for record in compared if contenders.batch_ratio(record) > 1]
-        dropped = [record for record in larger if not contenders.is_worth_it(record, own)]
+        compared = finalists.by_rank[: finalists.proof.most_compared]
+        larger = [record for record in compared if finalists.batch_ratio(record) > 1]
+        dropped = [record for record in larger if not finalists.is_worth_it(record, own)]
     configurations = len(found.records)
     if dropped:
         configurations = sum(found.batch_ratio(record.config) <= 1 for record in found.records)
-    is_outrun = _is_outrun(chosen, contenders)
+    is_outrun = _is_outrun(chosen, finalists)
     if chosen.number == 0 and found.overloaded:
-        untested = Contenders.of(found).chosen()
+        untested = Finalists.of(found).chosen()
         return messages.faster_ones_overloaded(untested is not None and untested.number != 0)
     if chosen.number == 0:
         # the best of the others, which may be faster by the upper end of their gains
-        others = [record for record in contenders.challengers if record not in dropped][:3]
-        gains = [contenders.gain_of(record) for record in others]
+        others = [record for record in finalists.by_rank if record not in dropped][:3]
+        gains = [finalists.gain_of(record) for record in others]
         highs = [
-            believe(gain, contenders.proof).ratio().high - 1 for gain in gains if gain is not None
+            believe(gain, finalists.proof).ratio().high - 1 for gain in gains if gain is not None
         ]
         most = max(highs, default=None)
         return messages.nothing_beats_baseline(
             configurations, is_outrun, bool(dropped), most_fraction=most
         )
-    others = [record for record in contenders.records if record not in dropped]
+    others = [record for record in finalists.records if record not in dropped]
     best = max(others, key=found.believed_score)
-    behind = contenders.over(chosen, best)
+    behind = finalists.over(chosen, best)
     if best.number != chosen.number and behind is not None and behind.value < 1:
         return messages.simplest_of_the_best(best.number, behind.value)
     return messages.best_believed(configurations, is_outrun, bool(dropped))

@@ -33,11 +33,11 @@ from autotune.config.plan import Choices, Domain, IntRange, Method, SettingValue
 from autotune.config.training_config import TrainingConfig
 from autotune.errors import ConfigError, RunFolderError, StudyMismatchError, first_line
 from autotune.frozen import compacted
-from autotune.models.evidence import assumed_spread, spread_of_repeats
+from autotune.models.evidence import assumed_variation, variation_of_repeats
 from autotune.models.memory import UNKNOWN_EXCESS_FRACTION
 from autotune.models.statistics import mean_rate
 from autotune.note import Note
-from autotune.records.result import RunSpread
+from autotune.records.result import RunVariation
 from autotune.records.trial import OUT_OF_MEMORY, Score, TrialRecord, TrialResult, answered, best_of
 from autotune.space.constraints import same_behaviour_key
 from autotune.space.space import ResolvedSpace, setting_of
@@ -484,7 +484,7 @@ def answer_skipped(study: optuna.Study, trial: optuna.Trial, reason: Note | None
         trial.set_user_attr("figures", reason.figures)
     if code == "would_not_fit":
         trial.set_constraint(_MEMORY, UNKNOWN_EXCESS_FRACTION)
-    study.tell(trial, state=TrialState.FAIL if code == "would_tell_nothing" else TrialState.PRUNED)
+    study.tell(trial, state=TrialState.FAIL if code == "would_add_nothing" else TrialState.PRUNED)
 
 
 class MeasuredTrials:
@@ -548,7 +548,7 @@ class Study:
         seed: int,
         method: SearchMethod,
     ) -> None:
-        self.prior_spread = assumed_spread(space.environment.device_kind, space.policy.spread)
+        self.prior_variation = assumed_variation(space.environment.device_kind, space.policy.spread)
         """Run-to-run variation before this study's own repeats; set from outside if it is known better."""
         self.optuna_study = study
         self.method = method
@@ -653,10 +653,10 @@ class Study:
         return self._measured.best
 
     @property
-    def spread(self) -> RunSpread:
+    def spread(self) -> RunVariation:
         """Run-to-run variation, by this study's repeats and the prior."""
-        return spread_of_repeats(
-            self.prior_spread, (record.runs for record in self.ended if record.repeats)
+        return variation_of_repeats(
+            self.prior_variation, (record.runs for record in self.ended if record.repeats)
         )
 
     @property

@@ -102,7 +102,7 @@ class TimeBudget:
     @property
     def run_s(self) -> float:
         """Seconds that a further run of a trial takes, window included."""
-        build_s = self.build_s if self.is_brief else 0.0
+        build_s = self.build_s if self.is_short_search else 0.0
         return typical_run_s(self.study.ended, self.limits.shortest_window_s) + build_s
 
     @property
@@ -123,7 +123,7 @@ class TimeBudget:
         return len(self.study.records) + len(self.study.running)
 
     @property
-    def is_brief(self) -> bool:
+    def is_short_search(self) -> bool:
         """Return True for a short search: builds are slow, trials share a process, and the user set no limit."""
         return (
             self.build_s >= self.limits.slow_build_s
@@ -135,24 +135,26 @@ class TimeBudget:
         """Yield notes for the report: trials shared a process; training hours were assumed, or not used."""
         hours = self.budget.training_hours
         if self.build_s > 0 and has_shared:
-            assumed = ASSUMED_TRAINING_HOURS if hours is None and self.is_brief else None
-            yield trials_shared(self.build_s, self.is_brief, assumed_hours=assumed)
+            assumed = ASSUMED_TRAINING_HOURS if hours is None and self.is_short_search else None
+            yield trials_shared(self.build_s, self.is_short_search, assumed_hours=assumed)
         if hours is not None and not (self.may_stop_early and self.study.method.has_model):
             yield training_hours_unused(hours)
 
     @property
-    def _brief_trials_s(self) -> float:
+    def _short_search_trials_s(self) -> float:
         """Seconds for the trials of a short search."""
-        return max(self.limits.brief_builds * self.build_s, self.limits.brief_trials_s)
+        return max(
+            self.limits.short_search_builds * self.build_s, self.limits.short_search_trials_s
+        )
 
     @property
-    def why_brief_is_over(self) -> Note | None:
+    def why_short_search_is_over(self) -> Note | None:
         """The note that a short search has used its time for trials; None before that."""
-        if not self.is_brief or self.study.best is None:
+        if not self.is_short_search or self.study.best is None:
             return None
         if len(self.study.ended) < self.policy.trials.fewest:
             return None
-        trials_s = self._brief_trials_s
+        trials_s = self._short_search_trials_s
         if self.clock.elapsed_s - self.probe_s < trials_s:
             return None
         return starts_are_slow(trials_s, self.build_s)
@@ -288,8 +290,8 @@ class TimeBudget:
         own = self.study.spread.of(run.window.is_held_by_device for run in measured)
         overhead_s = typical_overhead_s(records)
         best_s = limits.first_window_s
-        if self.is_brief:
-            best_s = limits.brief_window_s
+        if self.is_short_search:
+            best_s = limits.short_search_window_s
         elif measured:
             best_s = sqrt(overhead_s * median(map(variance_of_a_second, measured))) / own.sd
         longest_s = min(limits.longest_window_s, self.left_for_trials_s / 3 - overhead_s)
@@ -322,10 +324,10 @@ class TimeBudget:
                 is_guided=has_model,
             )
         )
-        if not self.is_brief:
+        if not self.is_short_search:
             return usual_s
-        trials_s = self.probe_s + self._brief_trials_s - self.clock.elapsed_s
-        return min(usual_s, max(0.0, trials_s) + self.build_s + self.limits.brief_end_s)
+        trials_s = self.probe_s + self._short_search_trials_s - self.clock.elapsed_s
+        return min(usual_s, max(0.0, trials_s) + self.build_s + self.limits.short_search_end_s)
 
 
 def repeat_deadline_s(record: TrialRecord, build_s: float, time: Time) -> float:

@@ -136,7 +136,7 @@ class Device:
     """The further devices that strategy dp splits a batch over."""
     limit_bytes: int | None = None
     """Memory that may be in use on each device, by all processes; None: no limit."""
-    remark: Note | None = None
+    note: Note | None = None
     """A note for the user on how this device was chosen."""
 
     @property
@@ -312,9 +312,9 @@ def open_device(
     Raises:
         DeviceError: There is no such device here, or "auto" would ignore a GPU.
     """
-    remark = None
+    note = None
     if name == "auto":
-        name, remark = choose(detect())
+        name, note = choose(detect())
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -322,7 +322,7 @@ def open_device(
             f"device must be one of torch's names, such as cuda:0 or cpu, but got {name!r}"
         ) from error
     if device.type == "cpu":
-        return Device(torch.device("cpu"), "cpu", limit_bytes=limit_bytes, remark=remark)
+        return Device(torch.device("cpu"), "cpu", limit_bytes=limit_bytes, note=note)
     _refuse_absent(name, device)
 
     # Take this rank's devices: `count` of them, behind those of lower ranks.
@@ -339,7 +339,7 @@ def open_device(
     own, *beside = (torch.device(device.type, index) for index in range(first, last + 1))
     if hasattr(module, "set_device"):  # torch.mps has one device and no such function
         module.set_device(own)
-    return Device(own, _kind_of(own), beside=tuple(beside), limit_bytes=limit_bytes, remark=remark)
+    return Device(own, _kind_of(own), beside=tuple(beside), limit_bytes=limit_bytes, note=note)
 
 
 def opened_device() -> Device | None:

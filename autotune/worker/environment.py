@@ -77,18 +77,18 @@ def describe(device: Device, *, job_blocks: bool = False) -> Environment:
         tf32_overrides=machine.tf32_overrides() if device.kind == "cuda" else (),
         malloc=malloc_switches(os.environ),
         keeps_memory=has_kept_memory(os.environ),
-        remarks=tuple(_remarks(device, job_blocks=job_blocks)),
+        notes=tuple(_notes(device, job_blocks=job_blocks)),
     )
 
 
-def _remarks(device: Device, *, job_blocks: bool) -> list[Note]:
-    remarks = list[Note]()
-    if device.remark is not None:
-        remarks.append(device.remark)
+def _notes(device: Device, *, job_blocks: bool) -> list[Note]:
+    notes = list[Note]()
+    if device.note is not None:
+        notes.append(device.note)
     variable = blocking_variable(device.kind)
     if variable is not None and not job_blocks:
-        remarks.append(launches_wait(variable))
-    return remarks
+        notes.append(launches_wait(variable))
+    return notes
 
 
 def _device_names(device: Device) -> tuple[str, ...]:

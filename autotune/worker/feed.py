@@ -29,7 +29,7 @@ from autotune.config.tf_data import TfBatches, TfData, TfLoader
 from autotune.config.training_config import TORCH_PREFETCH_FACTOR
 from autotune.worker.batch import length_of_batch, size_counter
 from autotune.worker.build import WorkloadFault, length_of
-from autotune.worker.loader import tell_epoch
+from autotune.worker.loader import set_sampler_epoch
 
 # Items made by a loader's workers, counted while they make them.
 
@@ -513,7 +513,7 @@ class Feed:
         """Pass the epoch's number to samplers and dataset, and start the loader's iterator."""
         self._in_epoch = 0
         for part in (self.loader.sampler, self.loader.batch_sampler, self.loader.dataset):
-            tell_epoch(part, self._epoch)
+            set_sampler_epoch(part, self._epoch)
         self._epoch += 1
         self._drawn.clear()
         if not isinstance(self.loader, DataLoader):

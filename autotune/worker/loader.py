@@ -28,7 +28,7 @@ from torch.utils.data import (
 
 from autotune.apply.cores import limited
 from autotune.apply.loader import drawn_by, drops_last, fixed_batches, loader_like
-from autotune.config.plan import Workload, beside_tf_data
+from autotune.config.plan import Workload, conflict_with_tf_data
 from autotune.config.tf_data import TfData, TfLoader
 from autotune.config.training_config import TrainingConfig
 from autotune.errors import ConfigError
@@ -192,7 +192,7 @@ def build_loader(
 
 
 def _tf_loader(workload: Workload, data: TfData, config: TrainingConfig) -> TfLoader:
-    fault = beside_tf_data(workload)
+    fault = conflict_with_tf_data(workload)
     if fault is not None:
         raise WorkloadFault(fault)
     try:
@@ -224,10 +224,10 @@ class EachNth(Sampler[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Pass the epoch on to the user's sampler."""
-        tell_epoch(self.drawn, epoch)
+        set_sampler_epoch(self.drawn, epoch)
 
 
-def tell_epoch(sampler: Any, epoch: int) -> None:
+def set_sampler_epoch(sampler: Any, epoch: int) -> None:
     """Call `set_epoch` of a sampler or dataset, if it has that method of torch's."""
     set_epoch = getattr(sampler, "set_epoch", None)
     if callable(set_epoch):

@@ -112,7 +112,7 @@ class ForkWatch:
         if self.reason is None and _threads() > self._threads and not self._settles():
             self._found("threads", self._running)
 
-    def look_closely(self, package: str | None) -> None:
+    def check_each_package(self, package: str | None) -> None:
         """At all, after a package's import; None: after several."""
         chain = [] if package is None else [package]
         if self.reason is None and not self._bad.issuperset(self.bad_fork_devices()):
@@ -282,11 +282,11 @@ def preload(
                     break
                 done += 1
             if is_close and len(sys.modules) > count:
-                watch.look_closely(package)
+                watch.check_each_package(package)
             if watch.reason is not None:
                 done = min(done, before) if watch.chain == [package] else done
                 break
-        watch.look_closely(None)
+        watch.check_each_package(None)
     return PreloadResult(
         preloaded=done if watch.reason is None or watch.chain else 0,
         reason=watch.reason,

@@ -19,12 +19,12 @@ from autotune.apply.prepare import without_effect_here
 from autotune.config.plan import Workload
 from autotune.config.training_config import TrainingConfig
 from autotune.errors import RunFolderError
-from autotune.models.evidence import assumed_spread, with_run_spread
+from autotune.models.evidence import assumed_variation, with_run_variation
 from autotune.models.statistics import wait_fraction, window_rate
 from autotune.policy import WindowRules
 from autotune.protocol.disk import read_model, write_model
 from autotune.protocol.messages import NO_EXTRAS, RankReport, TrialJob
-from autotune.records.measurement import Block, Measurement, RankFigures, remarks_on
+from autotune.records.measurement import Block, Measurement, RankFigures, notes_on
 from autotune.records.trial import TrialResult
 from autotune.worker.batch import batch_fingerprint, token_count
 from autotune.worker.build import WorkloadFault, build_dataset, build_model, is_stream
@@ -220,9 +220,9 @@ def measure(
     found = conditions.stop()
     ineffective = () if ddp is None else without_effect_here(ddp)
     memory = device.peak_memory(retries)
-    spread = assumed_spread(device.kind).of([window.is_held_by_device])
-    throughput = with_run_spread(window_rate(window), spread)
-    disturbances = () if found is None else remarks_on(found)
+    spread = assumed_variation(device.kind).of([window.is_held_by_device])
+    throughput = with_run_variation(window_rate(window), spread)
+    disturbances = () if found is None else notes_on(found)
     return Measurement(
         samples_per_s=throughput.value,
         samples_per_s_ci=(throughput.low, throughput.high),
@@ -242,7 +242,7 @@ def measure(
         skipped_steps=run.skipped_steps,
         tokens=None if run.tokens is None else run.tokens.figures(),
         growth=memory_watch.growth(),
-        remarks=(*ineffective, *stopped, *disturbances),
+        notes=(*ineffective, *stopped, *disturbances),
     )
 
 

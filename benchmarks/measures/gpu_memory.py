@@ -321,7 +321,7 @@ def _stress_figures(result: SearchResult) -> Figures:
         None if trial is None or trial.measurement is None else trial.measurement.peak_memory_bytes
     )
     promises: dict[str, bool | None] = {
-        "largest_samples_were_trained_on": None if told is None else not told.remark,
+        "largest_samples_were_trained_on": None if told is None else not told.note,
         "largest_sample_is_above_the_median": None
         if told is None
         else told.largest_item_bytes > told.median_item_bytes,

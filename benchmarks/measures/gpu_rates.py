@@ -140,7 +140,7 @@ def run_with_everything(task: Task) -> Figures:
         and found.conditions.sm_clock_mhz is not None,
         "two_sources_tell_how_busy": len(sources) >= 2,
         "nothing_failed_after_the_window": all(
-            one.code.startswith(_OF_CLOCKS) for one in found.remarks
+            one.code.startswith(_OF_CLOCKS) for one in found.notes
         ),
     }
     return {

@@ -433,5 +433,5 @@ def _side(measurement: Measurement | None) -> Figures:
         "conditions": None
         if measurement.conditions is None
         else measurement.conditions.model_dump(mode="json"),
-        "remarks": [remark.model_dump() for remark in measurement.remarks],
+        "notes": [note.model_dump() for note in measurement.notes],
     }

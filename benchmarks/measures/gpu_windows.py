@@ -147,7 +147,7 @@ def watch_conditions(task: Task) -> Figures:
         "clock_moved_by": None if told is None else told.clock_moved_by,
         "joules_per_sample": found.joules_per_sample,
         "power_w_from_outside": outside_w,
-        "remarks": [remark.model_dump() for remark in found.remarks],
+        "notes": [note.model_dump() for note in found.notes],
         "promises": {
             "clocks_were_read": told is not None and told.sm_clock_mhz is not None,
             "energy_was_read": found.joules_per_sample is not None,

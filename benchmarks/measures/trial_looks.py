@@ -21,7 +21,7 @@ from benchmarks.quietness import look_at_speeds
 
 __all__ = ["looked_at"]
 
-_LOOK_S, _FLOATS = 0.01, 2 * 2**20
+_PROBE_S, _FLOATS = 0.01, 2 * 2**20
 """Of each of three kinds; a copy of 8 MiB takes a few milliseconds."""
 
 
@@ -36,13 +36,14 @@ class _Looking:
     notes: Path
 
     def __call__(self) -> nn.Module:
-        before, measure = look_at_speeds(_LOOK_S, _FLOATS), loop.measure_window
+        before, measure = look_at_speeds(_PROBE_S, _FLOATS), loop.measure_window
 
         def measure_and_look(*arguments: Any) -> Any:
             window = measure(*arguments)
             with self.notes.open("a") as file:
                 file.write(
-                    json.dumps({"before": before, "after": look_at_speeds(_LOOK_S, _FLOATS)}) + "\n"
+                    json.dumps({"before": before, "after": look_at_speeds(_PROBE_S, _FLOATS)})
+                    + "\n"
                 )
             return window
 

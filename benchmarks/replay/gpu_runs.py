@@ -25,7 +25,7 @@ from autotune.messages.search import interrupted
 from autotune.models.evidence import Ledger, PruningThreshold, behind_threshold, luck_of, run_of
 from autotune.records.ceilings import CeilingBook
 from autotune.records.measurement import Block, Measurement
-from autotune.records.result import Recommendation, RunSpread
+from autotune.records.result import Recommendation, RunVariation
 from autotune.records.trial import PrecisionFigures, Score, TrialRecord, TrialResult
 from autotune.space.space import ResolvedSpace
 from autotune.tuning.outcomes import SearchOutcome
@@ -121,7 +121,7 @@ def read_runs_alike(searches: Sequence[RecordedSearch]) -> Iterator[RunsAlike]:
         )
 
 
-def is_stopped(run: Measurement, share: float, best: Measurement, spread: RunSpread) -> bool:
+def is_stopped(run: Measurement, share: float, best: Measurement, spread: RunVariation) -> bool:
     """Return whether a run would be stopped early, had its settings a share of the rate of the best's.
 
     Args:
@@ -138,7 +138,7 @@ def is_stopped(run: Measurement, share: float, best: Measurement, spread: RunSpr
     )
 
 
-def replayed(search: RecordedSearch, spread: RunSpread) -> Recommendation:
+def replayed(search: RecordedSearch, spread: RunVariation) -> Recommendation:
     """Return what a search would recommend from what it has measured, with what is said of it.
 
     Its runs are looked at in the order in which they were made, and it settles on the fastest finalist once all trials
@@ -168,7 +168,7 @@ def replayed(search: RecordedSearch, spread: RunSpread) -> Recommendation:
     return chosen
 
 
-def _ledger_of(search: RecordedSearch, spread: RunSpread) -> Ledger:
+def _ledger_of(search: RecordedSearch, spread: RunVariation) -> Ledger:
     ledger = Ledger(spread)
     trials = [(record.number, record.result) for record in search.records]
     again = [(record.number, run) for record in search.records for run in record.repeats]

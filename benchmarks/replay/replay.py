@@ -392,7 +392,7 @@ class ReplayLauncher:
         """The recorded points among those that are asked for, and what these took."""
         recorded = self.surface.curves
         if recorded is None:
-            return Curves(remarks=(curves_ended("nothing was recorded"),)), 0.0
+            return Curves(notes=(curves_ended("nothing was recorded"),)), 0.0
         loads, trains = set(LOADER_SETTINGS), DEVICE_SETTINGS
         changes = [(config, set(changed_settings(config, job.config))) for config in job.variations]
         # as the worker divides them: what changes the loader says nothing of the device

@@ -19,7 +19,7 @@ from typing import Literal
 from autotune import TrainingConfig
 from autotune.config.environment import Environment
 from autotune.launch.launcher import Exit, Launch
-from autotune.models.evidence import assumed_spread, with_run_spread
+from autotune.models.evidence import assumed_variation, with_run_variation
 from autotune.models.statistics import BATCH_MEANS, window_rate
 from autotune.policy import WindowRules
 from autotune.protocol.disk import write_model
@@ -257,7 +257,9 @@ class SimulatedMachine:
         return Block(samples=samples, batches=batches, seconds=samples / rate, data_wait_s=0.0)
 
     def _measurement(self, window: Window, config: TrainingConfig, extras: Extras) -> Measurement:
-        rate = with_run_spread(window_rate(window), assumed_spread(self.environment.device_kind))
+        rate = with_run_variation(
+            window_rate(window), assumed_variation(self.environment.device_kind)
+        )
         side = self._side_alone(config)
         peak_bytes = side.peak_memory_bytes
         return Measurement(

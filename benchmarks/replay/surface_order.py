@@ -37,8 +37,8 @@ def missing_visits(
         return left
     rates = surface.rates()
     best = max(rates.values(), default=0.0)
-    contenders = [config for config in known if rates.get(config, 0.0) >= _CONTENDS_FROM * best > 0]
-    return _not_done([(contenders, number) for number in range(contender_visits)], done)
+    finalists = [config for config in known if rates.get(config, 0.0) >= _CONTENDS_FROM * best > 0]
+    return _not_done([(finalists, number) for number in range(contender_visits)], done)
 
 
 def spread_order(grid: Grid) -> list[TrainingConfig]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from autotune.models.evidence import assumed_spread, with_run_spread
+from autotune.models.evidence import assumed_variation, with_run_variation
 from autotune.models.statistics import window_rate
 from autotune.records.measurement import Block, Interval, Window
 from benchmarks.measures.recording import print_table
@@ -211,8 +211,8 @@ def _interval(trial: Mapping[str, Any], batch: int) -> Interval:
         )
         for samples, seconds, wait_s in zip(*sides, strict=True)
     )
-    return with_run_spread(
-        window_rate(Window(blocks=blocks, **trial["window"])), assumed_spread("cpu")
+    return with_run_variation(
+        window_rate(Window(blocks=blocks, **trial["window"])), assumed_variation("cpu")
     )
 
 

@@ -18,7 +18,7 @@ from autotune import Measurement, SearchResult, TrainingConfig, TrialRecord
 from autotune.api.setup import opened_launcher, runner_for
 from autotune.config.plan import Objective, Plan, SearchSpace
 from autotune.files.run_folder import open_run_folder
-from autotune.launch.launcher import Exit, Launch, Launcher, begin_anew, is_sharing, notes_of
+from autotune.launch.launcher import Exit, Launch, Launcher, is_sharing, notes_of, restart_launcher
 from autotune.launch.runner import TrialRunner
 from autotune.note import Note
 from autotune.policy import WindowRules
@@ -113,7 +113,7 @@ class TimedLauncher:
 
     def end_shared(self) -> None:
         """As Shares has it."""
-        begin_anew(self.inner)
+        restart_launcher(self.inner)
 
     def close(self) -> None:
         """Close the other one."""

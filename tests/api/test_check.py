@@ -102,6 +102,6 @@ def test_check_and_diagnose_say_it_too_unless_an_optimizer_is_given(
     )
     checked = check_plan(plan, launcher=FakeLauncher(facts=facts)).space.notes
     options: Any = {"launcher": FakeLauncher(facts=facts), "progress": True}
-    diagnosed = autotune.diagnose(object, list, optimizer=optimizer, **options).diagnosis.remarks
+    diagnosed = autotune.diagnose(object, list, optimizer=optimizer, **options).diagnosis.notes
     said = "No optimizer was given" in capsys.readouterr().err
     assert (STATE in checked, STATE in diagnosed, said) == (optimizer is None,) * 3

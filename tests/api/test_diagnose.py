@@ -103,13 +103,9 @@ def test_what_runs_at_the_devices_ceiling_is_healthy() -> None:
     assert (cheaper.settings, cheaper.expected_gain) == ({}, None)
 
 
-def remarks_of(found: autotune.DiagnosisResult) -> dict[str, dict[str, Any]]:
+def notes_of(found: autotune.DiagnosisResult) -> dict[str, dict[str, Any]]:
     """The figures of each remark by its code."""
-    return {
-        remark.code: remark.figures
-        for remark in found.diagnosis.remarks
-        if isinstance(remark, Note)
-    }
+    return {note.code: note.figures for note in found.diagnosis.notes if isinstance(note, Note)}
 
 
 def test_the_answer_comes_with_its_words() -> None:
@@ -150,8 +146,8 @@ def test_nothing_is_left_in_the_callers_folder(
 )
 def test_what_only_a_search_obeys_is_named(asked: dict[str, Any], names: list[str] | None) -> None:
     plan = Plan(name="case", workload=Workload(model=object, dataset=list), **asked)
-    remarks = remarks_of(diagnose_plan(plan, progress=False, launcher=FakeLauncher()))
-    assert remarks.get("no_effect_on_diagnosis") == (None if names is None else {"names": names})
+    notes = notes_of(diagnose_plan(plan, progress=False, launcher=FakeLauncher()))
+    assert notes.get("no_effect_on_diagnosis") == (None if names is None else {"names": names})
 
 
 class WithoutBreakdown(FakeLauncher):
@@ -168,8 +164,8 @@ class WithoutBreakdown(FakeLauncher):
 
 
 def test_a_missing_breakdown_is_noted() -> None:
-    found = [remarks_of(diagnose(launcher)) for launcher in (FakeLauncher(), WithoutBreakdown())]
-    assert ["breakdown_not_measured" in remarks for remarks in found] == [False, True]
+    found = [notes_of(diagnose(launcher)) for launcher in (FakeLauncher(), WithoutBreakdown())]
+    assert ["breakdown_not_measured" in notes for notes in found] == [False, True]
 
 
 def test_a_job_without_a_breakdown_is_not_healthy() -> None:
@@ -198,7 +194,7 @@ def test_a_baseline_that_crashes_is_an_error_of_the_workload() -> None:
 
 def test_a_baseline_over_the_limit_is_diagnosed_with_a_note() -> None:
     found = diagnose(memory_limit=GIB // 2)
-    assert "512 MiB" in remarks_of(found)["search_would_refuse"]["fault"]
+    assert "512 MiB" in notes_of(found)["search_would_refuse"]["fault"]
 
 
 class WithoutCurves(FakeLauncher):
@@ -214,7 +210,7 @@ def test_curves_that_are_lost_leave_the_verdict_and_a_note() -> None:
     found = diagnose(WithoutCurves())
     assert found.verdict == "data_cpu"
     assert [advice.kind for advice in found.advice if advice.settings] == ["add_workers"]
-    assert "others_failed" in remarks_of(found)
+    assert "others_failed" in notes_of(found)
 
 
 @pytest.mark.parametrize(
@@ -230,7 +226,7 @@ def test_other_settings_are_measured_within_the_minute_or_not_at_all(
     found = diagnose(launcher)
     deadlines = [job.process.deadline_s for job in launcher.jobs if job.kind == "curves"]
     assert [deadline_s <= 60 for deadline_s in deadlines] == [True] * is_traced
-    short = remarks_of(found).get("no_time_for_others", {})
+    short = notes_of(found).get("no_time_for_others", {})
     assert short.get("startup_s") == (None if is_traced else startup_s)
     assert found.diagnosis.headline_notes[1].code == (
         "best_setting" if is_traced else "computed_setting"
@@ -287,7 +283,7 @@ def test_searches_that_run_beside_it_are_told(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(diagnosing, "Neighbours", lambda: SimpleNamespace(new=lambda: (other,)))
     monkeypatch.setattr(diagnosing, "opened_launcher", lambda *_: nullcontext(FakeLauncher()))
     found = autotune.diagnose(object, list, progress=False)
-    assert other in found.diagnosis.remarks
+    assert other in found.diagnosis.notes
     assert str(other) in found.report()
 
 
@@ -493,7 +489,7 @@ def test_a_setting_that_fails_spares_the_others(
     look: Callable[..., autotune.DiagnosisResult],
 ) -> None:
     found = look(cases.small_net, cases.Unruly, TWO_WORKERS, {"micro_batch_size": 64})
-    assert "no workers, please" in remarks_of(found)["side_not_measured"]["reason"]
+    assert "no workers, please" in notes_of(found)["side_not_measured"]["reason"]
     assert any(
         point.changes == {"micro_batch_size": 64}
         for point in found.diagnosis.evidence.curves.device

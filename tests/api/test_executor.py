@@ -218,7 +218,7 @@ def test_hosts_that_are_not_used_are_said_once_in_every_answer(tmp_path: Path) -
     assert search(tmp_path, launcher).summary.notes.count(said) == 1
     assert check_plan(PLAN, launcher=launcher).space.notes.count(said) == 1
     assert (
-        autotune.diagnose(object, list, launcher=launcher, progress=False).diagnosis.remarks.count(
+        autotune.diagnose(object, list, launcher=launcher, progress=False).diagnosis.notes.count(
             said
         )
         == 1

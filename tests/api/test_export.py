@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from autotune.api.commands import export_json, export_remarks, export_run
+from autotune.api.commands import export_json, export_notes, export_run
 from autotune.errors import ConfigError
 from autotune.files.recommended import read_recommended, recommended_yaml
 from autotune.files.run_folder import RunFolder
@@ -65,7 +65,7 @@ def test_a_search_on_a_cpu_is_exported_for_a_cpu(folder: RunFolder) -> None:
 
 def test_each_thing_that_is_dropped_or_differs_is_a_line(folder: RunFolder) -> None:
     found = export_run(folder.path, "torchrun")
-    lines = export_remarks(found)
+    lines = export_notes(found)
     assert len(lines) == len(found.dropped) + len(found.defaults)
     assert sum(" lr: " in line for line in lines) == 1
 

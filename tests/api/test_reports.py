@@ -55,8 +55,8 @@ def test_a_report_rebuilt_elsewhere_from_the_folder_alone_is_the_same(
     copy = shutil.copytree(result.run_dir, tmp_path / "elsewhere")
     for name in REPORTS:
         (copy / name).unlink()
-    report, remark = rewrite_reports(open_report(copy), copy)
-    assert (report.summary, remark) == (result.summary, "")
+    report, note = rewrite_reports(open_report(copy), copy)
+    assert (report.summary, note) == (result.summary, "")
     assert (copy / "report.md").read_bytes() == (result.run_dir / "report.md").read_bytes()
     rebuilt, first = (
         (folder / "report.html").read_text(encoding="utf-8") for folder in (copy, result.run_dir)
@@ -68,9 +68,9 @@ def test_a_folder_that_can_not_be_written_is_said_and_the_summary_is_there(
     result: SearchResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reporting, "write_atomic", _refuse)
-    report, remark = rewrite_reports(open_report(result.run_dir), result.run_dir)
+    report, note = rewrite_reports(open_report(result.run_dir), result.run_dir)
     assert report.summary == result.summary
-    assert remark.endswith(" file system")
+    assert note.endswith(" file system")
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ def test_other_hardware_or_another_torch_has_another_fingerprint(change: dict[st
         {"ram_bytes": 1},
         {"python": "3.13.0"},
         {"device": "cuda:1"},
-        {"remarks": (Note(code="x"),)},
+        {"notes": (Note(code="x"),)},
         {"keeps_memory": True},
     ],
 )

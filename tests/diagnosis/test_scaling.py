@@ -21,7 +21,7 @@ from autotune.diagnosis.scaling import (
 )
 from autotune.models.throughput_law import joint_s
 from autotune.records.measurement import Communication, RankFigures
-from autotune.records.result import Advice, RunSpread
+from autotune.records.result import Advice, RunVariation
 from autotune.records.trial import Score, TrialRecord, TrialResult
 from tests.factories import CPU, GPU, make_loader_costs, make_measurement, run_again
 
@@ -86,7 +86,7 @@ ALONE: Measured = {"device_ceiling": 1000.0, "loader_ceiling": 1e6}
 
 
 def compared(*records: TrialRecord, environment: Environment = GPU) -> StrategyComparison:
-    spread = RunSpread(sd=0.01, degrees_of_freedom=3.0) if environment is GPU else None
+    spread = RunVariation(sd=0.01, degrees_of_freedom=3.0) if environment is GPU else None
     found = compare_strategies(records, environment, spread)
     assert found is not None
     return found

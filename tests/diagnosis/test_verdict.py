@@ -10,8 +10,8 @@ import pytest
 from autotune.config.training_config import TrainingConfig
 from autotune.diagnosis.advice import advise
 from autotune.diagnosis.bottlenecks import (
+    current_headroom,
     find_bottlenecks,
-    headroom_today,
     is_healthy,
     judge,
     make_headline,
@@ -38,14 +38,14 @@ def test_ceilings_that_were_not_measured_come_from_what_was() -> None:
         "device_ceiling": None,
         "data_wait_fraction": 0.5,
     }
-    headroom = headroom_today(
+    headroom = current_headroom(
         make_evidence(500.0, loader_costs=make_loader_costs(1e-3), **measured)
     )
     assert [headroom.loader_ceiling, headroom.device_ceiling] == pytest.approx([1000.0, 1000.0])
 
 
 def test_a_loader_of_which_nothing_is_known_survives_json() -> None:
-    headroom = headroom_today(make_evidence(loader_ceiling=None, loader_costs=None))
+    headroom = current_headroom(make_evidence(loader_ceiling=None, loader_costs=None))
     assert headroom.loader_ceiling == inf
     assert Headroom.model_validate_json(headroom.model_dump_json()) == headroom
 
@@ -103,7 +103,7 @@ def test_what_there_was_no_time_for_is_one_remark() -> None:
         for count in (1, 2)
     ]
     curves = Curves(loader=(*late, make_point(None, num_workers=4)), device=(late[0],))
-    found = judge("case", make_evidence(curves=curves)).remarks
+    found = judge("case", make_evidence(curves=curves)).notes
     assert [one.code for one in found] == ["side_not_measured", "no_time_for_points"]
     assert found[1].figures == {"counts": {"loader": 2, "device": 1}}
 
@@ -180,12 +180,12 @@ def test_the_headline_claims_nothing_about_settings_that_were_not_measured() -> 
 
 def test_every_remark_on_the_evidence_comes_after_the_callers_notes() -> None:
     failed = make_point(None, num_workers=1).model_copy(update={"reason": "it broke"})
-    curves = Curves(loader=(failed,), remarks=(messages.others_failed(reason="late"),))
+    curves = Curves(loader=(failed,), notes=(messages.others_failed(reason="late"),))
     evidence = make_evidence(
-        breakdown=None, curves=curves, peak_memory_bytes=2**40, remarks=(Note(code="hot"),)
+        breakdown=None, curves=curves, peak_memory_bytes=2**40, notes=(Note(code="hot"),)
     )
-    found = judge("case", evidence, [Note(code="first")]).remarks
-    codes = [remark.code if isinstance(remark, Note) else remark for remark in found]
+    found = judge("case", evidence, [Note(code="first")]).notes
+    codes = [note.code if isinstance(note, Note) else note for note in found]
     assert codes == [
         "first",
         "breakdown_not_measured",

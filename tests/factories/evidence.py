@@ -7,7 +7,7 @@ from typing import Any
 from autotune.config.environment import Environment
 from autotune.config.plan import WorkloadFacts
 from autotune.config.training_config import TrainingConfig
-from autotune.models.evidence import assumed_spread
+from autotune.models.evidence import assumed_variation
 from autotune.records.ceilings import Ceiling
 from autotune.records.result import CurvePoint, Curves, Evidence, Roofline
 from tests.factories.machines import GPU, make_facts
@@ -71,7 +71,7 @@ def make_evidence(
     return Evidence(
         config=config or TrainingConfig(),
         environment=environment,
-        run_spread=assumed_spread(environment.device_kind),
+        run_variation=assumed_variation(environment.device_kind),
         facts=facts or make_facts(),
         limit_bytes=2**36,
         free_ram_bytes=2**34,

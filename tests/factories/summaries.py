@@ -23,7 +23,7 @@ from autotune.records.measurement import (
     MemorySample,
     RankFigures,
 )
-from autotune.records.result import RunSpread, RunSummary
+from autotune.records.result import RunSummary, RunVariation
 from autotune.records.trial import StressFigures, TrialRecord
 from autotune.space.scaling import LrAdvice
 from tests.factories.machines import RESNET, SERVER
@@ -68,7 +68,7 @@ RESNET_LOADER = make_loader_costs(
     collate_s=3e-3,
 )
 """What an image costs that is decoded and augmented."""
-LEARNED = RunSpread(sd=0.012, degrees_of_freedom=9.0, source="workload")
+LEARNED = RunVariation(sd=0.012, degrees_of_freedom=9.0, source="workload")
 """Between runs of the same settings."""
 NO_ADVICE = LrAdvice(lr=BASELINE.lr, rule="none", batch_ratio=1.0)
 
@@ -86,7 +86,7 @@ def make_summary(**changes: Any) -> RunSummary:
         "memory_source": "max reserved + outside torch",
         "seed": 0,
         "trials": make_trials(),
-        "run_spread": LEARNED,
+        "run_variation": LEARNED,
         "recommendation": make_recommendation(),
         "notes": (curves_cut(), said("[long] targets")),
         "stopped_because": most_trials(trials=6),

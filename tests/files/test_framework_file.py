@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from autotune.config.plan import Plan, ReadOver
 from autotune.errors import ConfigError
-from autotune.files.plan_file import notes_of, read_plan, read_today
+from autotune.files.plan_file import notes_of, read_current, read_plan
 
 CONFIG = "workload: {model: 'torch.nn:Identity', dataset: 'train:data'}\n"
 HF = {
@@ -52,7 +52,7 @@ def plan_of(
     file = Path("own.json" if kind in {"hf", "deepspeed"} else "own.yaml")
     file.write_text(content if isinstance(content, str) else json.dumps(content))
     Path("plan.yaml").write_text(config)
-    today = read_today(kind, file)
+    today = read_current(kind, file)
     plan = read_plan(Path("plan.yaml"), overrides, today=today)
     return plan, [{"code": found.code, **found.figures} for found in notes_of(today, plan)]
 
@@ -170,12 +170,12 @@ def test_a_bad_file_is_one_problem(kind: str, content: str, told: str) -> None:
 def test_a_pickle_is_not_opened() -> None:
     Path("training_args.bin").write_bytes(pickle.dumps({"learning_rate": 1}))
     with pytest.raises(ConfigError, match=r"pickle.*args\.to_json_string"):
-        read_today("hf", Path("training_args.bin"))
+        read_current("hf", Path("training_args.bin"))
 
 
 def test_a_file_that_is_not_there_is_told() -> None:
     with pytest.raises(ConfigError, match=r"ds\.json"):
-        read_today("deepspeed", Path("ds.json"))
+        read_current("deepspeed", Path("ds.json"))
 
 
 def test_a_command_in_config_is_observed_instead() -> None:

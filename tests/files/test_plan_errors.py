@@ -168,7 +168,7 @@ baseline: {}
 zzz: 1
 """
 
-BESIDE_A_COMMAND = """\
+WITH_A_COMMAND = """\
 workload:
   command: python train.py
   model: pkg.mod:model
@@ -215,7 +215,7 @@ def test_each_mistake_has_its_message(folder: Path) -> None:
     for name, command in COMMANDS.items():
         found[f"a command: {name}"] = problems_of(folder, f"workload:\n  command: {command}")
     found["a command with a workload's parts"] = problems_of(
-        folder, BESIDE_A_COMMAND, "workload.drop_last=true"
+        folder, WITH_A_COMMAND, "workload.drop_last=true"
     )
     found["a command on a cluster"] = problems_of(folder, f"{COMMAND}executor: ray")
     for override in OVERRIDES:

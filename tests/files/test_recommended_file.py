@@ -21,7 +21,7 @@ from autotune.config.training_config import AMP_DTYPES, CompileMode, DdpConfig, 
 from autotune.errors import ConfigError
 from autotune.files.recommended import read_recommended, recommended_yaml
 from autotune.records.measurement import Block, Interval, Measurement, MemorySample, Window
-from autotune.records.result import Recommendation, RunSpread, RunSummary
+from autotune.records.result import Recommendation, RunSummary, RunVariation
 from autotune.records.trial import TrialRecord, TrialResult
 from autotune.space.scaling import LrAdvice
 from tests.factories import said
@@ -175,7 +175,7 @@ def summary(config: TrainingConfig, *, runs: int = 3, name: str = "resnet") -> R
         memory_source="max reserved",
         seed=0,
         trials=trials,
-        run_spread=RunSpread(sd=0.02, degrees_of_freedom=3.0),
+        run_variation=RunVariation(sd=0.02, degrees_of_freedom=3.0),
         recommendation=recommendation,
         stopped_because=said("done"),
         wall_s=10.0,

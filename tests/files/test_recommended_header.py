@@ -8,7 +8,7 @@ from typing import Any
 from autotune.config.plan import ObjectFacts
 from autotune.config.training_config import TrainingConfig
 from autotune.files.recommended import recommended_yaml
-from autotune.messages.space import beside_training, prepared_by
+from autotune.messages.space import during_training, prepared_by
 from autotune.note import Note
 from autotune.records.result import RunSummary
 from tests.factories import make_recommendation, make_script, make_summary
@@ -18,8 +18,8 @@ GROUP = TrainingConfig(strategy="ddp", world_size=2)
 SMALL = TrainingConfig(micro_batch_size=2)
 SWITCHED = TrainingConfig(fused=True, cudnn_benchmark=True)
 OWN_LOADER = {"has_loader": True, "beside": ("collate_fn", "batch_sampler")}
-HF = beside_training(framework="transformers.Trainer", names=["logging"])
-LIGHTNING = beside_training(framework="Lightning's Trainer", names=["logging"])
+HF = during_training(framework="transformers.Trainer", names=["logging"])
+LIGHTNING = during_training(framework="Lightning's Trainer", names=["logging"])
 ACCELERATE = prepared_by(framework="accelerate")
 
 

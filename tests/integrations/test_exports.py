@@ -18,7 +18,7 @@ from autotune.config.training_config import DdpConfig, TrainingConfig
 from autotune.export.accelerate import ddp_handler
 from autotune.export.deepspeed import OPTIMIZERS
 from autotune.export.hf import HF
-from autotune.files.plan_file import read_today
+from autotune.files.plan_file import read_current
 from tests.export.configs import EVERYTHING, any_configs, flat
 
 pytestmark = [
@@ -147,7 +147,7 @@ def test_a_whole_file_of_training_arguments_reads_back_as_what_it_was_made_of(
         warmup_steps=5,
     )
     (tmp_path / "args.json").write_text(made.to_json_string())
-    found = read_today("hf", tmp_path / "args.json").reading
+    found = read_current("hf", tmp_path / "args.json").reading
     told = {
         "micro_batch_size": 3,
         "lr": 0.1,
@@ -254,7 +254,7 @@ def test_the_file_that_accelerate_writes_by_default_is_read_without_a_remark(
 ) -> None:
     default = pytest.importorskip("accelerate.commands.config.default")
     default.write_basic_config("bf16", str(tmp_path / "default.json"))
-    found = read_today("accelerate", tmp_path / "default.json").reading
+    found = read_current("accelerate", tmp_path / "default.json").reading
     assert found.baseline == {"amp_dtype": "bfloat16"}
     assert [name for name, _ in found.unread] in ([], ["use_cpu"])
     assert found.others == ()

@@ -57,7 +57,7 @@ def test_samples_are_counted_by_the_tensor_that_has_the_batch_in_front(
     feed.stop()
     assert measure_pipeline(data.loader(config), config).item_s > 0
     found = largest_batch(Workload(model=None, dataset=data), data.loader(config), 8, float("inf"))
-    assert (len(found.sizes), found.remark) == (sum(sizes), None)
+    assert (len(found.sizes), found.note) == (sum(sizes), None)
 
 
 def test_a_pipeline_whose_calls_hang_is_left_behind_when_its_feed_is_stopped(tf: Any) -> None:
@@ -134,7 +134,7 @@ def test_the_largest_of_its_batches_is_trained_on_under_stress(tf: Any) -> None:
     found = largest_batch(Workload(model=None, dataset=data), data.loader(config), 4, float("inf"))
     assert found.batch.shape == (4, 12)
     assert len(found.sizes) == 12
-    assert found.remark is None
+    assert found.note is None
 
 
 def test_a_search_finds_parallel_calls(tmp_path: Path) -> None:

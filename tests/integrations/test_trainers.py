@@ -106,7 +106,7 @@ def test_a_trainer_of_transformers_is_searched_with(tmp_path: Path, search: Sear
     }
     assert result.summary.facts.optimizer.name == "AdamW"
     assert result.summary.name == "GPT2LMHeadModel"
-    (beside,) = (told for told in result.summary.notes if told.code == "beside_training")
+    (beside,) = (told for told in result.summary.notes if told.code == "during_training")
     assert "checkpoints" in str(beside.figures["names"])
     assert '.to("hf", device="cpu", optimizer="AdamW")' in head_of(tmp_path / "run")
     assert vars(trainer) == attributes
@@ -291,7 +291,7 @@ def test_a_lightning_module_with_its_data_is_searched_with(tmp_path: Path, searc
         0.02,
     )
     assert (result.summary.name, result.summary.facts.optimizer.name) == ("Net", "AdamW")
-    (beside,) = (told for told in result.summary.notes if told.code == "beside_training")
+    (beside,) = (told for told in result.summary.notes if told.code == "during_training")
     assert {"on_train_batch_end", "checkpoints"} <= {*beside.figures["names"]}  # type: ignore[misc] # a list
     assert '.to("lightning", device="cpu")' in head_of(tmp_path)
     assert not hasattr(data, "numbers")

@@ -24,7 +24,7 @@ def measured(rig: Rig, dataset: str = "pairs", deadline_s: float = GENEROUS_S) -
 
 def test_a_trial_measures_what_follows_its_window(rig: Rig) -> None:
     found = measured(rig)
-    assert found.remarks == ()
+    assert found.notes == ()
     assert found.loader_ceiling is not None
     assert found.device_ceiling is not None
     assert found.breakdown is not None
@@ -42,7 +42,5 @@ def test_a_process_that_ends_or_hangs_after_the_window_has_measured_what_it_had(
     found = measured(rig, dataset, deadline_s)
     assert found.samples_per_s > 0
     assert found.loader_costs is None
-    assert [
-        str(remark.figures["stages"]).endswith("'item_costs']") for remark in found.remarks
-    ] == [True]
+    assert [str(note.figures["stages"]).endswith("'item_costs']") for note in found.notes] == [True]
     rig.assert_next_trial_works()

@@ -33,7 +33,7 @@ def test_a_batch_of_the_users_own_type_is_measured_in_samples(
     assert result.outcome == "ok", result.reason
     found = result.measurement
     assert found is not None
-    assert found.remarks == ()
+    assert found.notes == ()
     assert all(block.samples == 4 * block.batches for block in found.window.blocks)
     assert found.ceilings is not None
     assert [

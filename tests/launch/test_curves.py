@@ -58,7 +58,7 @@ def test_what_a_process_does_not_outlive_is_left_with_its_reason_and_the_rest_is
         "{'micro_batch_size': 8}": (False, reason),
         "{'micro_batch_size': 16}": (True, ""),
     }
-    assert (report.curves.is_cut, report.curves.remarks) == (False, ())
+    assert (report.curves.is_cut, report.curves.notes) == (False, ())
     assert list(seen().values()) == [[4, 2, 8], [16]]
     assert not rig.left_over()
 
@@ -70,7 +70,7 @@ def test_after_a_third_process_that_ended_early_there_is_no_other(rig: Rig) -> N
     points = report.curves.device
     assert [point.changes for point in points] == ALL
     assert [point.reason for point in points] == ["", LOST, LOST, LOST]
-    assert (report.curves.is_cut, report.curves.remarks) == (True, (CUT,))
+    assert (report.curves.is_cut, report.curves.notes) == (True, (CUT,))
     assert [sizes[-1] for sizes in seen().values()] == [2, 8, 16]
     assert sorted(one.name for one in rig.folder.glob("curves*.log")) == [
         "curves-2.log",

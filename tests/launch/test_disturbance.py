@@ -23,7 +23,7 @@ LOST_WORKER = "a loader worker was killed: DataLoader worker (pid 7) is killed b
 
 
 @pytest.mark.parametrize(
-    ("what", "workers", "remark"),
+    ("what", "workers", "note"),
     [
         ("killed_rank", 0, KILLED),
         pytest.param("killed_rank", 1, KILLED, marks=pytest.mark.slow),
@@ -34,7 +34,7 @@ LOST_WORKER = "a loader worker was killed: DataLoader worker (pid 7) is killed b
     ids=["rank killed", "worker killed", "server killed", "rank stopped", "worker stopped"],
 )
 def test_a_trial_that_was_disturbed_is_measured_anew_and_says_so(
-    rig: Rig, what: str, workers: int, remark: object
+    rig: Rig, what: str, workers: int, note: object
 ) -> None:
     runner = rig.runner(model=_named("linear"), dataset=_named(what))
     config = TrainingConfig(micro_batch_size=10, num_workers=workers)
@@ -43,7 +43,7 @@ def test_a_trial_that_was_disturbed_is_measured_anew_and_says_so(
     )
     assert result.outcome == "ok", result.reason
     assert result.measurement is not None
-    assert result.measurement.remarks == (remark,)
+    assert result.measurement.notes == (note,)
     assert Path("happened").exists()
     assert (rig.folder / "trial-anew.log").exists()
     assert not rig.left_over()

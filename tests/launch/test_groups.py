@@ -128,7 +128,7 @@ def test_what_follows_the_window_is_no_standstill(rig: Rig) -> None:
     assert (result.outcome, result.reason) == ("ok", "")
     assert result.measurement is not None
     assert result.measurement.after_s > STANDSTILL_S
-    assert result.measurement.remarks == ()
+    assert result.measurement.notes == ()
     assert_over(rig)
 
 
@@ -138,7 +138,7 @@ def test_what_follows_the_window_is_measured_of_each_rank_and_of_all(rig: Rig) -
     assert (result.outcome, result.reason) == ("ok", "")
     measured = result.measurement
     assert measured is not None
-    assert measured.remarks == ()
+    assert measured.notes == ()
     talk = measured.communication
     assert talk is not None
     assert (talk.bytes_exchanged, talk.exchange_s > 0, talk.step_s > 0) == (4 * 10, True, True), (

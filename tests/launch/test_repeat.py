@@ -23,7 +23,7 @@ def dying(known: Curves | None) -> Curves:
 
 
 def getting_on(known: Curves | None) -> Curves:
-    return Curves(is_cut=True, remarks=(*(known.remarks if known else ()), Note(code="one_more")))
+    return Curves(is_cut=True, notes=(*(known.notes if known else ()), Note(code="one_more")))
 
 
 def processes(measure: Callable[[Curves | None], Curves | None]) -> list[str]:
@@ -56,14 +56,14 @@ def test_why_the_last_process_ended_stands_with_curves_that_are_cut(
     reason: str, is_cut: bool
 ) -> None:
     cut, other = curves_cut(), operators_not_counted("no time was left")
-    curves = Curves(is_cut=is_cut, remarks=(cut, other) if is_cut else (other,))
+    curves = Curves(is_cut=is_cut, notes=(cut, other) if is_cut else (other,))
     report = RankReport(
         result=TrialResult(outcome="timeout", reason=reason, wall_s=9.0), curves=curves
     )
     job = CurvesJob(process=make_process(Path()), payload=Path(), config=TrainingConfig())
     found = go_on(job, lambda _job, _name: report).curves
     assert found is not None
-    assert {*found.remarks} == {
+    assert {*found.notes} == {
         other,
         *([curves_ended(reason=reason)] if is_cut and reason else [cut] if is_cut else []),
     }

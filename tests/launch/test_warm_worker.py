@@ -311,7 +311,7 @@ def test_one_that_somebody_kills_is_measured_anew(warm: WarmWorkerLauncher) -> N
     assert again.outcome == "ok"
     assert again.measurement is not None
     assert again.measurement.earlier_trials == 0
-    assert "rerun_after_signal" in {remark.code for remark in again.measurement.remarks}
+    assert "rerun_after_signal" in {note.code for note in again.measurement.notes}
     assert warm.is_sharing
     assert not warm.notes
 

@@ -10,7 +10,7 @@ from autotune.messages.units import (
     NO_VALUE,
     UNITS,
     format_bytes,
-    format_bytes_beside,
+    format_bytes_of,
     format_duration,
     format_energy,
     format_fraction,
@@ -180,7 +180,7 @@ def test_a_long_text_keeps_both_its_ends() -> None:
 def test_a_size_beside_a_limit_has_its_unit_and_can_be_told_from_it(
     size: int, limit: int, text: str
 ) -> None:
-    assert format_bytes_beside(size, limit) == text
+    assert format_bytes_of(size, limit) == text
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.models.evidence import PruningThreshold, assumed_spread, behind_threshold, luck_of
+from autotune.models.evidence import PruningThreshold, assumed_variation, behind_threshold, luck_of
 from autotune.models.statistics import mean_rate
 from autotune.records.measurement import Block
 
@@ -112,14 +112,14 @@ def _wandering(
 
 
 def test_who_holds_the_best_narrows_its_share_of_luck_alone() -> None:
-    spread = assumed_spread("cuda")
+    spread = assumed_variation("cuda")
     assert spread.device is not None
     by_chance = 2.920  # Student's t of two degrees of freedom, one-sided 95 %
     assert luck_of(spread, spread) == pytest.approx(by_chance * 2**0.5 * 0.1, rel=1e-3)
     assert luck_of(spread.device, spread) == pytest.approx(
         by_chance * (0.1**2 + 0.004**2) ** 0.5, rel=1e-3
     )
-    one_kind = assumed_spread("cpu")
+    one_kind = assumed_variation("cpu")
     assert luck_of(one_kind, one_kind) == pytest.approx(1.64 * 2**0.5 * 0.1)
 
 

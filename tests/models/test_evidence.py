@@ -9,21 +9,21 @@ import numpy as np
 import pytest
 
 from autotune.models.evidence import Contrast, Evidence, Run
-from autotune.records.result import RunSpread
+from autotune.records.result import RunVariation
 
-SPREAD = RunSpread(sd=0.08, degrees_of_freedom=3.0)
-BY_KIND = SPREAD.model_copy(update={"device": RunSpread(sd=0.004, degrees_of_freedom=3.0)})
+SPREAD = RunVariation(sd=0.08, degrees_of_freedom=3.0)
+BY_KIND = SPREAD.model_copy(update={"device": RunVariation(sd=0.004, degrees_of_freedom=3.0)})
 
 
 def run(number: int, rate: float, at_s: float = 0.0, *, is_disturbed: bool = False) -> Run:
     return Run(log(rate), 1e-6, number=number, at_s=at_s, is_disturbed=is_disturbed)
 
 
-def evidence(*runs: Run, spread: RunSpread = SPREAD) -> Evidence:
+def evidence(*runs: Run, spread: RunVariation = SPREAD) -> Evidence:
     return Evidence([replace(one, at_s=60.0 * place) for place, one in enumerate(runs)], spread)
 
 
-def contrast(*runs: Run, spread: RunSpread = SPREAD, **since: int) -> Contrast:
+def contrast(*runs: Run, spread: RunVariation = SPREAD, **since: int) -> Contrast:
     found = evidence(*runs, spread=spread).contrast(1, 0, **since)
     assert found is not None
     return found

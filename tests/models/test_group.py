@@ -205,8 +205,8 @@ def test_a_group_is_drained_once_all_of_it_are() -> None:
 def test_what_one_rank_could_not_measure_bears_its_number() -> None:
     both, alone = window_stopped(), extra_failed("copy", cause="x")
     found = merged_measurement(
-        [make_part(0, remarks=(both,)), make_part(1, remarks=(both, alone))]
-    ).remarks
+        [make_part(0, notes=(both,)), make_part(1, notes=(both, alone))]
+    ).notes
     assert found == (both, on_ranks(alone, [1]))
     assert found[1].figures == {**alone.figures, "on_ranks": [1]}
 

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from autotune.models.evidence import Ledger, Run
-from autotune.records.result import RunSpread
+from autotune.records.result import RunVariation
 from autotune.records.trial import TrialRecord, TrialResult
 from tests.factories import make_measurement, make_record
 
-SPREAD = RunSpread(sd=0.08, degrees_of_freedom=3.0)
+SPREAD = RunVariation(sd=0.08, degrees_of_freedom=3.0)
 
 
 def ledger_of(
-    *runs: tuple[int, float], settles_after: int | None = None, spread: RunSpread = SPREAD
+    *runs: tuple[int, float], settles_after: int | None = None, spread: RunVariation = SPREAD
 ) -> Ledger:
     """Build a ledger of runs, configuration and rate; it settles on configuration 1 after some of them."""
     ledger = Ledger(spread)

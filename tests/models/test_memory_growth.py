@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from autotune.models.memory import creep_notes, growth_of, kinds_not_excluded
+from autotune.models.memory import growth_notes, growth_of, kinds_not_excluded
 from autotune.records.measurement import Measurement, MemoryGrowth, MemoryLimits
 from tests.factories import make_measurement
 
@@ -66,7 +66,7 @@ def test_a_window_of_few_blocks_tells_nothing() -> None:
 
 
 def test_a_creep_says_when_it_would_reach_the_limit() -> None:
-    (told,) = creep_notes([run_with()] * 3, LIMITS, "baseline")
+    (told,) = growth_notes([run_with()] * 3, LIMITS, "baseline")
     room = 16 * GIB - make_measurement().peak_memory_bytes
     assert told.code == "memory_growth"
     assert told.figures["batches_to_limit"] == round(room / 1e6)
@@ -75,12 +75,12 @@ def test_a_creep_says_when_it_would_reach_the_limit() -> None:
 
 def test_a_creep_counts_once_most_runs_show_it() -> None:
     flat = run_with(bytes_per_batch=0.0)
-    assert creep_notes([run_with(), flat, flat], LIMITS, "baseline") == ()
-    assert len(creep_notes([run_with(), run_with(), flat], LIMITS, "baseline")) == 1
+    assert growth_notes([run_with(), flat, flat], LIMITS, "baseline") == ()
+    assert len(growth_notes([run_with(), run_with(), flat], LIMITS, "baseline")) == 1
 
 
 def test_what_reaches_the_limit_in_months_is_not_told() -> None:
-    assert creep_notes([run_with(bytes_per_batch=20.0, half_width=1.0)], LIMITS, "baseline") == ()
+    assert growth_notes([run_with(bytes_per_batch=20.0, half_width=1.0)], LIMITS, "baseline") == ()
 
 
 def test_memory_that_may_grow_for_all_that_is_known_is_not_excluded() -> None:
@@ -101,5 +101,5 @@ def test_windows_of_too_few_blocks_exclude_nothing() -> None:
 
 def test_host_memory_is_held_against_ram_where_the_limit_is_on_a_device() -> None:
     host = run_with(kind="host", last_bytes=63 * GIB)
-    (told,) = creep_notes([host], LIMITS, "recommended")
+    (told,) = growth_notes([host], LIMITS, "recommended")
     assert told.figures["batches_to_limit"] == round(GIB / 1e6)

@@ -303,7 +303,7 @@ MEASURED, EMPTY, ENDED = make_point(500.0), make_point(None), curves_ended(reaso
         (Curves(loader=(MEASURED,)), "it hung", "device", "it hung"),
         (Curves(device=(MEASURED,)), "it hung", "loader", "it hung"),
         (
-            Curves(loader=(MEASURED,), device=(EMPTY,), remarks=(ENDED,)),
+            Curves(loader=(MEASURED,), device=(EMPTY,), notes=(ENDED,)),
             "",
             "device",
             "no figures came",
@@ -319,7 +319,7 @@ def test_a_side_that_was_measured_in_no_setting_is_told(
 
 def test_why_a_look_ended_early_is_told_where_both_sides_have_figures() -> None:
     curves = Curves(
-        loader=(MEASURED,), device=(MEASURED,), remarks=(curves_cut(), ENDED), is_cut=True
+        loader=(MEASURED,), device=(MEASURED,), notes=(curves_cut(), ENDED), is_cut=True
     )
     assert failed_side(curves, "it hung") == ENDED
 

@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 from autotune.config.environment import Environment
 from autotune.config.training_config import TrainingConfig
 from autotune.models.throughput import Forecast, Observation, RateModel, most_gain
-from autotune.records.result import RunSpread
+from autotune.records.result import RunVariation
 from tests.factories import CPU, GPU
 
 MANY_CORES = CPU.model_copy(update={"cores": 64})
 FOUR_GPUS = GPU.model_copy(update={"device_count": 4, "cores": 64})
 RATES = st.floats(1.0, 1e6)
-STEADY = RunSpread(sd=0.003, degrees_of_freedom=10.0, source="workload")
-UNKNOWN = RunSpread(sd=0.02, degrees_of_freedom=1.0)
+STEADY = RunVariation(sd=0.003, degrees_of_freedom=10.0, source="workload")
+UNKNOWN = RunVariation(sd=0.02, degrees_of_freedom=1.0)
 
 
 def config(workers: int = 0, batch: int = 32, **more: object) -> TrainingConfig:
@@ -56,7 +56,7 @@ def forecast(
     observations: Sequence[Observation],
     *configs: TrainingConfig,
     environment: Environment = MANY_CORES,
-    spread: RunSpread = STEADY,
+    spread: RunVariation = STEADY,
 ) -> Forecast:
     return RateModel(observations, environment, spread).forecast(configs)
 

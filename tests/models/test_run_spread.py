@@ -11,20 +11,20 @@ from hypothesis import strategies as st
 
 from autotune.models.evidence import (
     Run,
-    assumed_spread,
+    assumed_variation,
     evidence_of,
-    learn_spread,
+    learn_variation,
     rate_of_runs,
     ratio_of_runs,
     run_of,
     with_interval,
-    with_run_spread,
+    with_run_variation,
 )
 from autotune.records.measurement import Block, Interval
-from autotune.records.result import RunSpread
+from autotune.records.result import RunVariation
 from tests.factories import make_measurement, make_window
 
-_SPREADS = st.builds(RunSpread, sd=st.floats(0.002, 0.3), degrees_of_freedom=st.floats(3, 100))
+_SPREADS = st.builds(RunVariation, sd=st.floats(0.002, 0.3), degrees_of_freedom=st.floats(3, 100))
 _RATES = st.floats(0.1, 1e5)
 
 
@@ -34,10 +34,10 @@ def runs(*log_rates: float, variance: float = 0.0) -> list[Run]:
 
 @given(_RATES, st.floats(0, 0.99), st.floats(0, 1), _SPREADS)
 def test_another_run_may_lie_outside_of_what_one_window_tells(
-    value: float, below: float, above: float, spread: RunSpread
+    value: float, below: float, above: float, spread: RunVariation
 ) -> None:
     window = Interval(value=value, low=value * (1 - below), high=value * (1 + above))
-    run = with_run_spread(window, spread)
+    run = with_run_variation(window, spread)
     assert run.value == value
     assert run.low < value * exp(-1.9 * sqrt(2) * spread.sd)
     assert run.high > value * exp(1.9 * sqrt(2) * spread.sd)
@@ -46,7 +46,7 @@ def test_another_run_may_lie_outside_of_what_one_window_tells(
 def test_an_interval_is_wider_the_less_is_known_of_the_spread() -> None:
     window = Interval(value=100.0, low=99.0, high=101.0)
     known, assumed = (
-        with_run_spread(window, RunSpread(sd=0.05, degrees_of_freedom=degrees))
+        with_run_variation(window, RunVariation(sd=0.05, degrees_of_freedom=degrees))
         for degrees in (60, 3)
     )
     assert known.high == pytest.approx(100 * exp(2.0 * sqrt(2) * 0.05), rel=0.003)
@@ -54,7 +54,7 @@ def test_an_interval_is_wider_the_less_is_known_of_the_spread() -> None:
 
 
 def test_one_block_leaves_the_upper_end_open() -> None:
-    run = with_run_spread(Interval(value=100.0, low=0.0, high=inf), assumed_spread("cuda"))
+    run = with_run_variation(Interval(value=100.0, low=0.0, high=inf), assumed_variation("cuda"))
     assert isinf(run.high)
     assert run.low == 0.0
 
@@ -67,10 +67,10 @@ def test_the_interval_of_one_run_holds_another_nineteen_times_of_twenty(
     random, covered, count = np.random.default_rng(0), 0, 2_000
     for _ in range(count):
         seen = runs(*random.normal(0.0, sqrt(sd**2 + window_sd**2), 7), variance=window_sd**2)
-        spread = learn_spread(assumed_spread("cpu"), [evidence_of(seen)])
+        spread = learn_variation(assumed_variation("cpu"), [evidence_of(seen)])
         own, other = random.normal(0.0, sqrt(sd**2 + window_sd**2)), random.normal(0.0, sd)
         half = 2.262 * window_sd
-        rate = with_run_spread(
+        rate = with_run_variation(
             Interval(value=exp(own), low=exp(own - half), high=exp(own + half)), spread
         )
         covered += rate.low <= exp(other) <= rate.high
@@ -78,8 +78,8 @@ def test_the_interval_of_one_run_holds_another_nineteen_times_of_twenty(
 
 
 def test_repeats_pull_what_was_assumed_to_what_they_show() -> None:
-    prior = assumed_spread("cpu")
-    learned = learn_spread(prior, [evidence_of(runs(0.0, 0.01)) for _ in range(2_000)])
+    prior = assumed_variation("cpu")
+    learned = learn_variation(prior, [evidence_of(runs(0.0, 0.01)) for _ in range(2_000)])
     assert learned.sd == pytest.approx(0.01 / sqrt(2), rel=0.1)
     assert (learned.degrees_of_freedom, learned.source) == (
         prior.degrees_of_freedom + 2_000,
@@ -88,8 +88,8 @@ def test_repeats_pull_what_was_assumed_to_what_they_show() -> None:
 
 
 def test_nothing_is_learned_from_single_runs() -> None:
-    prior = assumed_spread("cuda")
-    assert learn_spread(prior, [evidence_of(runs(1.0)), None]) == prior
+    prior = assumed_variation("cuda")
+    assert learn_variation(prior, [evidence_of(runs(1.0)), None]) == prior
 
 
 def test_a_run_that_others_disturbed_teaches_nothing() -> None:
@@ -109,7 +109,7 @@ def test_what_windows_explain_is_no_spread_between_runs() -> None:
 
 
 def test_several_runs_narrow_the_rate_down_to_what_one_more_run_differs_by() -> None:
-    spread = RunSpread(sd=0.05, degrees_of_freedom=100)
+    spread = RunVariation(sd=0.05, degrees_of_freedom=100)
     widths = [
         log(rate.high / rate.value)
         for rate in (
@@ -121,7 +121,7 @@ def test_several_runs_narrow_the_rate_down_to_what_one_more_run_differs_by() -> 
 
 
 def test_a_ratio_of_runs_apart_counts_the_spread_of_both() -> None:
-    spread = RunSpread(sd=0.05, degrees_of_freedom=100)
+    spread = RunVariation(sd=0.05, degrees_of_freedom=100)
     ratio = ratio_of_runs([make_measurement(200.0)], [make_measurement(100.0)], spread)
     assert ratio.value == pytest.approx(2.0)
     assert log(ratio.high / ratio.value) == pytest.approx(1.98 * sqrt(2) * 0.05, rel=0.01)
@@ -139,48 +139,48 @@ def test_a_run_is_as_sure_as_the_batches_of_its_window() -> None:
 def test_a_measurement_takes_the_interval_of_the_spread_that_is_known_by_now() -> None:
     measured = make_measurement(200.0)
     narrow, wide = (
-        with_interval(measured, RunSpread(sd=sd, degrees_of_freedom=30)).samples_per_s_ci
+        with_interval(measured, RunVariation(sd=sd, degrees_of_freedom=30)).samples_per_s_ci
         for sd in (0.01, 0.1)
     )
     assert wide[0] < narrow[0] < 200 < narrow[1] < wide[1]
 
 
 def test_a_cpu_has_one_kind_of_runs_and_an_accelerator_two() -> None:
-    assert (assumed_spread("cpu").sd, assumed_spread("cpu").device) == (0.1, None)
+    assert (assumed_variation("cpu").sd, assumed_variation("cpu").device) == (0.1, None)
     for kind in ("cuda", "mps", "xpu"):
-        spread = assumed_spread(kind)
+        spread = assumed_variation(kind)
         assert spread.device is not None
         assert (spread.sd, spread.device.sd) == (0.1, 0.004)
 
 
 def test_the_devices_spread_counts_where_it_holds_every_run() -> None:
-    spread = assumed_spread("cuda")
+    spread = assumed_variation("cuda")
     assert spread.of([True, True]) is spread.device
     assert spread.of([True, False]) is spread.of([]) is spread
-    cpu = assumed_spread("cpu")
+    cpu = assumed_variation("cpu")
     assert cpu.of([True]) is cpu
 
 
 def test_each_kind_is_learned_from_runs_of_its_own_and_a_mixed_group_teaches_neither() -> None:
-    prior = assumed_spread("cuda")
+    prior = assumed_variation("cuda")
     steady, mixed = (
         [Run(0.0, 0.0, True), Run(0.002, 0.0, True)],
         [Run(0.0, 0.0, True), Run(0.002, 0.0)],
     )
-    of_device = learn_spread(prior, [evidence_of(steady)])
+    of_device = learn_variation(prior, [evidence_of(steady)])
     assert (of_device.sd, of_device.source) == (prior.sd, "assumed")
     assert of_device.device is not None
     assert (of_device.device.degrees_of_freedom, of_device.device.source) == (3.0, "workload")
-    of_host = learn_spread(prior, [evidence_of(runs(0.0, 0.4))])
+    of_host = learn_variation(prior, [evidence_of(runs(0.0, 0.4))])
     assert of_host.sd > prior.sd
     assert (of_host.source, of_host.device) == ("workload", prior.device)
-    assert learn_spread(prior, [evidence_of(mixed)]) == prior, (
+    assert learn_variation(prior, [evidence_of(mixed)]) == prior, (
         "one of the two is at the limit of its kind"
     )
 
 
 def test_an_interval_is_that_of_the_runs_kind() -> None:
-    spread = assumed_spread("cuda")
+    spread = assumed_variation("cuda")
     own, held = (
         make_measurement(100.0),
         make_measurement(100.0, window=make_window(host_ahead_s=1.0)),

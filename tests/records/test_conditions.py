@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from autotune.messages.trials import clock_lowered, clock_moved, others_on_device
-from autotune.records.measurement import DeviceConditions, note_on_others, remarks_on
+from autotune.records.measurement import DeviceConditions, note_on_others, notes_on
 
 GIB = 2**30
 
@@ -29,24 +29,24 @@ def make(**given: Any) -> DeviceConditions:
 def test_a_clock_that_moves_by_three_per_cent_is_remarked(
     clocks: tuple[int, int], moves: bool
 ) -> None:
-    found = list(remarks_on(make(sm_clock_mhz=clocks)))
+    found = list(notes_on(make(sm_clock_mhz=clocks)))
     assert found == [clock_moved(first_mhz=clocks[0], last_mhz=clocks[1])] * moves
 
 
 def test_a_clock_that_was_held_down_is_remarked_with_its_reasons() -> None:
-    assert list(remarks_on(make(throttle_reasons=("power_brake", "power_cap", "thermal")))) == [
+    assert list(notes_on(make(throttle_reasons=("power_brake", "power_cap", "thermal")))) == [
         clock_lowered(reasons=("power_brake", "thermal"))
     ]
 
 
 def test_a_gpu_at_its_power_limit_is_a_fact_and_no_disturbance() -> None:
     seen = make(throttle_reasons=("power_cap",), power_w=700.0)
-    assert list(remarks_on(seen)) == []
+    assert list(notes_on(seen)) == []
     assert (seen.is_at_power_limit, seen.disturbances) == (True, ())
 
 
 def test_a_quiet_window_needs_no_remark() -> None:
-    assert list(remarks_on(make(sm_clock_mhz=(1980, 1980), temperature_c=(60, 80)))) == []
+    assert list(notes_on(make(sm_clock_mhz=(1980, 1980), temperature_c=(60, 80)))) == []
 
 
 @pytest.mark.parametrize(

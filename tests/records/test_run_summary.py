@@ -9,7 +9,7 @@ import pytest
 from autotune.config.plan import Budget, Objective
 from autotune.config.training_config import DdpConfig, TrainingConfig
 from autotune.records.measurement import Interval
-from autotune.records.result import Recommendation, RunSpread, RunSummary, changed_settings
+from autotune.records.result import Recommendation, RunSummary, RunVariation, changed_settings
 from autotune.records.trial import runs_of
 from autotune.space.scaling import LrAdvice
 from tests.factories import (
@@ -56,7 +56,7 @@ def test_a_summary_comes_back_from_json_exactly(
         memory_source="PSS of the process tree",
         seed=0,
         trials=(run_again(make_record(0), 1 / 7), make_record(1)),
-        run_spread=RunSpread(sd=0.02, degrees_of_freedom=3.0),
+        run_variation=RunVariation(sd=0.02, degrees_of_freedom=3.0),
         recommendation=recommendation if has_recommendation else None,
         stopped_because=said("the budget is spent"),
         wall_s=12.5,

@@ -27,7 +27,7 @@ from autotune.records.measurement import (
     PackForecast,
     Tokens,
 )
-from autotune.records.result import Curves, Diagnosis, LargerBatch, RunSpread, RunSummary
+from autotune.records.result import Curves, Diagnosis, LargerBatch, RunSummary, RunVariation
 from autotune.records.trial import Outcome, TrialRecord
 from autotune.report.comparison import Comparison, compare_summaries
 from autotune.space.scaling import LrAdvice
@@ -84,7 +84,7 @@ LENGTHS = Lengths(
     buckets=BUCKETS,
     packed=ROWS,
 )
-ASSUMED = RunSpread(sd=0.05, degrees_of_freedom=4.0, source="assumed")
+ASSUMED = RunVariation(sd=0.05, degrees_of_freedom=4.0, source="assumed")
 SAME_RATE = Interval(value=1.0, low=1.0, high=1.0)
 NO_OTHERS: dict[str, Any] = {"same_batch": None, "same_batch_number": None}
 STAYS: dict[str, Any] = {
@@ -333,7 +333,7 @@ def condition_cases() -> dict[str, RunSummary]:
         "others' memory": make_conditions_summary({"others_memory_bytes": 3 * 2**30}),
         "others' load": make_conditions_summary({"others_busy_fraction": 0.2}),
         "cores shared": loaded(0.9, 0.1),
-        "no runs compared": make_summary(run_spread=ASSUMED),
+        "no runs compared": make_summary(run_variation=ASSUMED),
         "held by the host and by the device": held_apart(),
         "unlike sources": without_scores_source(unlike),
         "sources disagree": single_runs({"busy_readings": apart}),
@@ -353,10 +353,10 @@ def condition_cases() -> dict[str, RunSummary]:
 
 def held_apart() -> RunSummary:
     """Build a search on an accelerator whose host holds the baseline and whose device the recommended settings."""
-    steady = RunSpread(sd=0.004, degrees_of_freedom=3.0)
-    spread = RunSpread(sd=0.062, degrees_of_freedom=5.0, source="workload", device=steady)
+    steady = RunVariation(sd=0.004, degrees_of_freedom=3.0)
+    spread = RunVariation(sd=0.062, degrees_of_freedom=5.0, source="workload", device=steady)
     window = make_window(4000.0, host_ahead_s=0.1)
-    return single_runs(None, {"window": window}).model_copy(update={"run_spread": spread})
+    return single_runs(None, {"window": window}).model_copy(update={"run_variation": spread})
 
 
 def without_scores_source(summary: RunSummary) -> RunSummary:
@@ -372,7 +372,7 @@ def without_scores_source(summary: RunSummary) -> RunSummary:
 def remarked_guard() -> RunSummary:
     """Build a search whose precision checks all have the same remark."""
     guard = make_guard().model_copy(
-        update={"remarks": (float32_unknown(variable="NVIDIA_TF32_OVERRIDE"),)}
+        update={"notes": (float32_unknown(variable="NVIDIA_TF32_OVERRIDE"),)}
     )
     rich = make_rich_summary()
     return rich.model_copy(
@@ -476,7 +476,7 @@ def comparison_cases() -> dict[str, Comparison]:
         "same": plain,
         "changed": changed,
         "rich": rich,
-        "nothing-recommended": make_summary(recommendation=None, run_spread=ASSUMED),
+        "nothing-recommended": make_summary(recommendation=None, run_variation=ASSUMED),
         "nothing-measured": unmeasured,
         "another-batch": make_summary(recommendation=small),
         "held-apart": held_apart(),
@@ -589,7 +589,7 @@ def recommended_cases() -> dict[str, RunSummary]:
     )
     script = make_summary().facts.model_copy(update={"script": make_script()})
     switches = {"baseline": TrainingConfig(fused=True, cudnn_benchmark=True)}
-    trainers = {"transformers.Trainer": "beside_training", "Lightning's Trainer": "beside_training"}
+    trainers = {"transformers.Trainer": "during_training", "Lightning's Trainer": "during_training"}
     trainers |= {"accelerate": "prepared_by"}
     return {
         "map-style dataset": recommending(TrainingConfig()),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from autotune.records.result import RunSpread, RunSummary
+from autotune.records.result import RunSummary, RunVariation
 from autotune.records.trial import TrialResult
 from autotune.report.comparison import Comparison, compare_summaries
 from tests.factories import FAST, SAME_BATCH, make_recommendation, make_rich_summary, make_summary
@@ -47,12 +47,12 @@ def test_rates_that_differ_by_more_than_runs_do_are_beyond_noise(times: float) -
 
 
 def test_the_wider_spread_of_the_two_searches_says_what_noise_is() -> None:
-    wide = RunSpread(sd=0.2, degrees_of_freedom=4.0, source="workload")
+    wide = RunVariation(sd=0.2, degrees_of_freedom=4.0, source="workload")
     assert compared(faster(1.1)).is_beyond_noise
-    found = compared(faster(1.1), make_summary(run_spread=wide))
+    found = compared(faster(1.1), make_summary(run_variation=wide))
     assert found.spread == wide
     assert not found.is_beyond_noise
-    assert compared(faster(1.1), make_summary(run_spread=LEARNED)).spread == LEARNED
+    assert compared(faster(1.1), make_summary(run_variation=LEARNED)).spread == LEARNED
 
 
 def test_settings_machine_and_what_was_asked_for_are_told_where_they_differ() -> None:

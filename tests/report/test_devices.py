@@ -51,7 +51,7 @@ FORMS: tuple[Callable[[RunSummary, Path], str], ...] = (
 )
 
 
-def remarks_on(*after: dict[str, Any], retries: int = 0) -> tuple[str, ...]:
+def notes_on(*after: dict[str, Any], retries: int = 0) -> tuple[str, ...]:
     """What is said of a recommendation whose windows were like this."""
     report = report_of(make_conditions_summary(*after, retries=retries))
     return (*report.doubts, *report.conditions)
@@ -96,7 +96,7 @@ def test_the_document_has_each_windows_conditions(tmp_path: Path) -> None:
     assert reasons == [["power_cap", "thermal"], [], []]
     assert [run["memory"]["alloc_retries"] for run in runs["recommended"]] == [7, 7, 7]
     report = report_of(summary)
-    assert document["device_remarks"] == [*report.doubts, *report.conditions]
+    assert document["device_notes"] == [*report.doubts, *report.conditions]
 
 
 def test_trials_and_repeats_have_a_column_of_energy_where_one_tells_it(tmp_path: Path) -> None:
@@ -117,9 +117,9 @@ def test_trials_and_repeats_have_a_column_of_energy_where_one_tells_it(tmp_path:
 
 
 def test_windows_without_anything_to_say_get_no_words() -> None:
-    assert remarks_on() == ()
+    assert notes_on() == ()
     clock = {"sm_clock_mhz": (1980, 1935), "others_memory_bytes": 600 * 2**20}
-    assert remarks_on(clock) == (), "2 %, and a driver's own"
+    assert notes_on(clock) == (), "2 %, and a driver's own"
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -173,8 +173,8 @@ def test_a_power_limit_that_held_some_windows_is_told_and_no_doubt(tmp_path: Pat
 def test_each_thing_that_moves_rates_is_said_by_itself(
     after: dict[str, Any], retries: int, said: str
 ) -> None:
-    (remark,) = remarks_on(after, retries=retries)
-    assert said in remark
+    (note,) = notes_on(after, retries=retries)
+    assert said in note
 
 
 def test_the_section_sets_the_windows_side_by_side() -> None:
@@ -207,7 +207,7 @@ def test_a_part_that_a_device_does_not_tell_is_left_out() -> None:
     )
     runs = measured_of(make_conditions_summary(nothing, nothing, nothing))["recommended"]
     assert all(run.joules_per_sample is None for run in runs)
-    assert remarks_on(nothing, nothing, nothing) == ()
+    assert notes_on(nothing, nothing, nothing) == ()
 
 
 def test_a_trials_record_keeps_its_conditions() -> None:
@@ -220,7 +220,7 @@ def test_a_trials_record_keeps_its_conditions() -> None:
 
 
 def test_retries_are_told_as_want_of_room_from_two_in_a_window_on() -> None:
-    assert remarks_on(retries=1) == (), "three windows with one each"
+    assert notes_on(retries=1) == (), "three windows with one each"
     assert rows_of(make_conditions_summary(retries=1))["allocator's retries"] == (
         "0",
         "3",

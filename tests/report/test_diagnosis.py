@@ -12,7 +12,7 @@ from autotune.note import Note
 from autotune.records.measurement import HostLoad
 from autotune.records.result import CurvePoint, Curves, Diagnosis
 from autotune.report.blocks import Table
-from autotune.report.diagnosis import diagnosis_sections, render_diagnosis, say_present
+from autotune.report.diagnosis import describe_present, diagnosis_sections, render_diagnosis
 from autotune.report.words import one_line
 from autotune.testing import FakeLauncher, FakeTrial
 from tests.factories import GPU, make_evidence, make_point
@@ -44,16 +44,16 @@ def test_a_diagnosis_survives_json(name: str) -> None:
 def test_an_accelerator_computes_while_the_host_loads() -> None:
     on_cpu = CASES["in-turns"]
     evidence = on_cpu.evidence.model_copy(update={"environment": GPU})
-    beside = say_present(on_cpu.model_copy(update={"evidence": evidence})).removesuffix(".")
-    assert say_present(on_cpu).startswith(f"{beside}, ")
+    beside = describe_present(on_cpu.model_copy(update={"evidence": evidence})).removesuffix(".")
+    assert describe_present(on_cpu).startswith(f"{beside}, ")
 
 
 def test_a_rate_far_above_the_devices_ceiling_is_not_called_a_share_of_what_it_can_do() -> None:
     """The device alone was measured while other programs had the cores."""
     healthy = CASES["healthy"]
     standing = healthy.standing.model_copy(update={"share_of_device": 5.36})
-    assert "%" in say_present(healthy)
-    assert "%" not in say_present(healthy.model_copy(update={"standing": standing}))
+    assert "%" in describe_present(healthy)
+    assert "%" not in describe_present(healthy.model_copy(update={"standing": standing}))
 
 
 TODAYS, FASTER = make_point(658.0), make_point(2820.0, num_workers=16)
@@ -121,7 +121,7 @@ def test_copies_are_measured_beside_both_sides() -> None:
 def test_foreign_text_is_neither_markup_nor_more_than_a_line() -> None:
     hostile = "ValueError: [red]no[/red] | `x`\n\x1b[31m<b>this</b>"
     diagnosis = CASES["healthy"].model_copy(
-        update={"name": hostile, "remarks": (Note(code="a", text=hostile),)}
+        update={"name": hostile, "notes": (Note(code="a", text=hostile),)}
     )
     text = diagnosis_on_console(diagnosis)
     assert one_line(hostile) in text

@@ -9,7 +9,7 @@ import pytest
 
 from autotune.config.training_config import TrainingConfig
 from autotune.messages.units import NO_VALUE
-from autotune.models.evidence import assumed_spread
+from autotune.models.evidence import assumed_variation
 from autotune.records.measurement import (
     NVML_SOURCE,
     PROFILER_SOURCE,
@@ -75,7 +75,7 @@ def test_the_profiled_run_shows_whether_the_host_holds_the_loop() -> None:
         }
     )
     other = make_run({NVML_SOURCE: 0.85}, rate=2_258.0).model_copy(update=known)
-    headroom = headroom_in(join_runs([other, profiled], assumed_spread("cuda")))
+    headroom = headroom_in(join_runs([other, profiled], assumed_variation("cuda")))
     assert headroom is not None
     assert headroom.limit == "host"
     assert headroom.share_of_device == pytest.approx(0.42)
@@ -85,8 +85,8 @@ def busy_row(summary: RunSummary) -> tuple[str, ...]:
     return next(row[1:] for row in report_of(summary).table.rows if row[0] == "busy")
 
 
-def remarks_of(summary: RunSummary) -> tuple[str, ...]:
-    return report_of(summary).remarks
+def footnotes_of(summary: RunSummary) -> tuple[str, ...]:
+    return report_of(summary).footnotes
 
 
 def figures_of(summary: RunSummary, number: int) -> Measurement | None:
@@ -100,7 +100,7 @@ def test_the_profilers_reading_is_shown_where_all_columns_have_it() -> None:
     )
     summary = make_pair([before, make_run(NVML)], [after, make_run(NVML)])
     assert busy_row(summary) == ("55 %", "80 %")
-    assert f"Busy: {PROFILER_SOURCE}." in remarks_of(summary)
+    assert f"Busy: {PROFILER_SOURCE}." in footnotes_of(summary)
 
 
 def test_one_column_without_the_profilers_reading_has_all_shown_by_the_next_best() -> None:
@@ -108,7 +108,7 @@ def test_one_column_without_the_profilers_reading_has_all_shown_by_the_next_best
         [make_run({NVML_SOURCE: 0.6, PROFILER_SOURCE: 0.55})], [make_run({NVML_SOURCE: 0.9})]
     )
     assert busy_row(summary) == ("60 %", "90 %")
-    assert f"Busy: {NVML_SOURCE}." in remarks_of(summary)
+    assert f"Busy: {NVML_SOURCE}." in footnotes_of(summary)
 
 
 def test_a_column_that_fell_back_to_the_waits_has_all_shown_by_them() -> None:
@@ -116,14 +116,14 @@ def test_a_column_that_fell_back_to_the_waits_has_all_shown_by_them() -> None:
         [make_run({WAIT_SOURCE: 0.7})], [make_run({NVML_SOURCE: 0.8, WAIT_SOURCE: 0.95})]
     )
     assert busy_row(summary) == ("70 %", "95 %")
-    assert f"Busy: {WAIT_SOURCE}." in remarks_of(summary)
+    assert f"Busy: {WAIT_SOURCE}." in footnotes_of(summary)
 
 
 def test_sources_that_share_nothing_are_shown_as_they_are_and_said_not_to_compare() -> None:
     summary = make_pair([make_run({"its own": 0.5})], [make_run({NVML_SOURCE: 0.9})])
     assert busy_row(summary) == ("50 %", "90 %")
-    assert "its own" in remarks_of(summary)[0]
-    assert NVML_SOURCE in remarks_of(summary)[0]
+    assert "its own" in footnotes_of(summary)[0]
+    assert NVML_SOURCE in footnotes_of(summary)[0]
 
 
 def test_a_configuration_that_told_nothing_does_not_choose_the_source() -> None:
@@ -164,9 +164,7 @@ def test_two_sources_that_disagree_are_both_said_beside_the_result() -> None:
         [make_run({NVML_SOURCE: 0.9, PROFILER_SOURCE: 0.7})], [make_run({NVML_SOURCE: 0.8})]
     )
     (said,) = (
-        remark
-        for remark in remarks_of(summary)
-        if PROFILER_SOURCE in remark and NVML_SOURCE in remark
+        note for note in footnotes_of(summary) if PROFILER_SOURCE in note and NVML_SOURCE in note
     )
     assert {"20", "90", "70"} <= set(said.split())
 

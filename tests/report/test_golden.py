@@ -117,7 +117,7 @@ def facts_in_words() -> str:
         "device_count": 2,
         "device_names": ("A", "B"),
         "tf32_overrides": ("X=1",),
-        "remarks": (lr_unchanged(),),
+        "notes": (lr_unchanged(),),
     }
     machines: dict[str, dict[str, Any]] = {
         "one host": {},

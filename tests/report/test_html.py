@@ -105,7 +105,7 @@ def test_nothing_is_fetched_and_nothing_runs(rich: Page) -> None:
     ] == []
     assert "@import" not in rich.html
     assert re.findall(r"url\((?!#)", rich.html) == []
-    assert rich.remark == ""
+    assert rich.note == ""
 
 
 def test_ids_are_unique_and_every_plot_is_there(rich: Page) -> None:
@@ -207,8 +207,8 @@ def test_without_matplotlib_all_else_is_there_and_the_extra_is_named(
     monkeypatch.setattr(page, "draw", draw)
     made = as_page(make_rich_summary(), tmp_path)
     reader = Reader(made.html)
-    assert 'pip install "autotune-torch[report]"' in made.remark
-    assert made.remark in reader.text
+    assert 'pip install "autotune-torch[report]"' in made.note
+    assert made.note in reader.text
     assert "svg" not in reader.tags
     for section in report_of(make_rich_summary()).sections:
         has_more = not all(isinstance(block, Plot) for block in section.blocks)
@@ -227,10 +227,10 @@ def test_a_fault_in_one_plot_costs_that_plot_alone_and_is_said(
 
     monkeypatch.setattr(page, "draw", draw)
     made = as_page(make_rich_summary(), tmp_path)
-    assert "ValueError: no <b>font</b>" in made.remark
+    assert "ValueError: no <b>font</b>" in made.note
     reader = Reader(made.html)
     assert reader.tags.count("svg") == 3
-    assert made.remark in reader.text
+    assert made.note in reader.text
 
 
 @pytest.mark.usefixtures("_undrawn")

@@ -30,7 +30,7 @@ KEYS = [
     "outcomes",
     "reasons",
     "lr_advice",
-    "device_remarks",
+    "device_notes",
     "notes",
     "files",
     "summary",

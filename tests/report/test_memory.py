@@ -20,8 +20,8 @@ def lines_of_group(summary: RunSummary) -> tuple[MemoryLine, ...]:
     return sections.lines_of_group(summary, sections.list_memory_lines(summary))
 
 
-def say_memory_line(summary: RunSummary) -> tuple[str, ...]:
-    return sections.say_memory_line(summary, sections.list_memory_lines(summary))
+def describe_memory_line(summary: RunSummary) -> tuple[str, ...]:
+    return sections.describe_memory_line(summary, sections.list_memory_lines(summary))
 
 
 def test_the_line_of_the_recommended_devices_is_told_by_name() -> None:
@@ -29,15 +29,17 @@ def test_the_line_of_the_recommended_devices_is_told_by_name() -> None:
     assert line.intercept_bytes == pytest.approx(3 * GIB, rel=0.02)
     assert line.bytes_per_sample == pytest.approx(32 * MIB, rel=0.02)
     assert line.error_bytes < 384 * MIB
-    (told,) = say_memory_line(CASES["two groups, the larger recommended"])
+    (told,) = describe_memory_line(CASES["two groups, the larger recommended"])
     assert TWO in told
-    (told,) = say_memory_line(CASES["one group"])
+    (told,) = describe_memory_line(CASES["one group"])
     assert name_group("single", 1) not in told, "there is no other"
 
 
 def test_without_trials_of_the_recommended_devices_no_line_is_told() -> None:
     chosen = CASES["two groups, the larger recommended"].recommendation
-    assert say_memory_line(CASES["one group"].model_copy(update={"recommendation": chosen})) == ()
+    assert (
+        describe_memory_line(CASES["one group"].model_copy(update={"recommendation": chosen})) == ()
+    )
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ def test_every_verdict_is_a_well_formed_fragment(any_summary: RunSummary, tmp_pa
 def test_a_diagnosis_shows_its_answer_its_advice_and_where_the_time_goes() -> None:
     found = autotune.diagnose(object, list, progress=False, launcher=FakeLauncher())
     hostile = found.diagnosis.model_copy(
-        update={"remarks": (said(ATTACK),), "headline": f"{found.headline} {ATTACK}"}
+        update={"notes": (said(ATTACK),), "headline": f"{found.headline} {ATTACK}"}
     )
     reader = Reader(render_diagnosis_notebook(hostile))
     assert reader.tags[0] == "div"

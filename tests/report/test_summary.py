@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from autotune.records.ceilings import Ceiling
 from autotune.records.measurement import Ceilings, Interval
 from autotune.records.result import RunSummary
-from autotune.report.sentences import say_course
+from autotune.report.sentences import describe_course
 from tests.factories import FAST, make_measurement, make_recommendation, make_summary, make_trial
 from tests.report.cases import ceilings, larger_batch, loaded, single_runs
 from tests.report.forms import report_of
@@ -95,14 +95,16 @@ def test_no_share_is_above_the_whole(own: tuple[float, float], best: tuple[float
 def test_a_search_that_found_a_gain_pays_for_itself() -> None:
     """What took T takes T / 2 now: half of 400 s is what the search took."""
     found = make_recommendation(verdict="faster", speedup=TWICE)
-    assert PAID in say_course(make_summary(recommendation=found, wall_s=200.0, promised_s=150.0))
+    assert PAID in describe_course(
+        make_summary(recommendation=found, wall_s=200.0, promised_s=150.0)
+    )
     resumed = make_summary(recommendation=found, wall_s=200.0, promised_s=None)
-    assert PAID not in say_course(resumed), "how long it took in all is not known"
+    assert PAID not in describe_course(resumed), "how long it took in all is not known"
 
 
 def test_what_is_not_proven_to_be_faster_pays_for_nothing() -> None:
     for verdict in ("already_best", "unconfirmed"):
         found = make_recommendation(verdict=verdict, speedup=TWICE)
-        assert PAID not in say_course(
+        assert PAID not in describe_course(
             make_summary(recommendation=found, wall_s=200.0, promised_s=150.0)
         )

@@ -37,7 +37,7 @@ def test_unlike_devices_are_told_where_groups_of_them_are_tried() -> None:
 
 
 def test_what_was_found_with_the_device_is_among_the_notes() -> None:
-    assert make_space(environment=make_environment(remarks=(Note(code="gpu"),))).notes == (
+    assert make_space(environment=make_environment(notes=(Note(code="gpu"),))).notes == (
         Note(code="gpu"),
     )
 

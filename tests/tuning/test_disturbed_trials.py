@@ -28,7 +28,7 @@ class StoppingLauncher(FakeLauncher):
         exit_ = FakeLauncher.launch(self, launch)
         report = read_model(launch.folder.report, RankReport)
         if launch.log.stem in self.stopped and report.result.measurement is not None:
-            measurement = report.result.measurement.model_copy(update={"remarks": (STOPPED,)})
+            measurement = report.result.measurement.model_copy(update={"notes": (STOPPED,)})
             write_model(launch.folder.report, report.with_result(measurement=measurement))
         return exit_
 
@@ -52,7 +52,7 @@ def test_a_stopped_window_is_measured_anew_and_one_that_is_stopped_again_is_told
     ]
     told = [known.figures for known in result.summary.notes if known.code == "trial_disturbed"]
     anew = rerun_after_signal(why="stopped")
-    assert [(figures["number"], figures["remark"]["code"]) for figures in told] == [  # type: ignore[index,call-overload]
+    assert [(figures["number"], figures["note"]["code"]) for figures in told] == [  # type: ignore[index,call-overload]
         (0, anew.code),
         (2, STOPPED.code),
         (2, anew.code),

@@ -165,7 +165,7 @@ def test_an_interrupted_search_judges_a_larger_batch_by_the_runs_that_it_has(
     found = replace(
         search.outcome(),
         records=tuple(alone),
-        evidence=evidence_of_runs(alone, search.study.prior_spread),
+        evidence=evidence_of_runs(alone, search.study.prior_variation),
         proven={},
     )
     chosen = select(found)

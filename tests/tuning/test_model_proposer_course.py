@@ -19,7 +19,7 @@ from autotune.messages.search import (
     one_side_not_measured,
     sides_not_measured,
     space_exhausted,
-    would_tell_nothing,
+    would_add_nothing,
 )
 from autotune.models.evidence import luck_of
 from autotune.models.statistics import mean_rate
@@ -206,7 +206,7 @@ def test_what_the_sampler_finds_and_differs_only_on_a_side_that_holds_nothing_is
     open_ones = [one for one in composed(search) if one.num_workers and search.study.is_open(one)]
     reasons = [(device_key(one) in seen, search.proposer.skip(one)) for one in open_ones]
     assert {is_seen for is_seen, _ in reasons} == {True, False}
-    assert all(reason == (would_tell_nothing() if is_seen else None) for is_seen, reason in reasons)
+    assert all(reason == (would_add_nothing() if is_seen else None) for is_seen, reason in reasons)
 
 
 def test_what_fails_is_not_tried_again_with_a_setting_that_has_nothing_to_do_with_it(

@@ -11,7 +11,7 @@ import pytest
 from autotune.config.training_config import TrainingConfig
 from autotune.models.evidence import evidence_of_runs
 from autotune.records.ceilings import CeilingBook
-from autotune.records.result import RunSpread
+from autotune.records.result import RunVariation
 from autotune.records.trial import TrialRecord
 from autotune.tuning.outcomes import SearchOutcome
 from autotune.tuning.select import select
@@ -28,7 +28,7 @@ def found_of(rates: Mapping[int, Sequence[float]], proven: Mapping[int, float]) 
         assert trial.score is not None
         trial = trial.model_copy(update={"score": trial.score.model_copy(update={"value": first})})
         records.append(run_again(trial, *further))
-    spread = RunSpread(sd=0.1, degrees_of_freedom=2)
+    spread = RunVariation(sd=0.1, degrees_of_freedom=2)
     evidence = evidence_of_runs(records, spread)
     return SearchOutcome(
         space=make_space(baseline=TrainingConfig(num_workers=0)),

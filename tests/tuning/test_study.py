@@ -20,8 +20,8 @@ from autotune.errors import RunFolderError, StudyMismatchError
 from autotune.messages.search import (
     nothing_new_drawn,
     space_exhausted,
+    would_add_nothing,
     would_not_fit,
-    would_tell_nothing,
 )
 from autotune.policy import POLICY
 from autotune.records.trial import Score, TrialResult
@@ -35,7 +35,7 @@ IDENTITY = {"model": "Net", "space": "abc"}
 OOM = TrialResult(outcome="oom", reason="no memory", violation=0.3)
 CRASH = TrialResult(outcome="crashed", reason="boom")
 TIMEOUT = TrialResult(outcome="timeout", reason="too slow")
-UNFIT, REDUNDANT = would_not_fit(chance_fraction=0.1), would_tell_nothing()
+UNFIT, REDUNDANT = would_not_fit(chance_fraction=0.1), would_add_nothing()
 
 
 TWO_DEVICES = fake_environment(device_count=2)
@@ -148,7 +148,7 @@ def test_a_proposal_without_information_is_neither_run_nor_learned(
     idle = [
         trial
         for trial in study.optuna_study.trials
-        if trial.user_attrs["outcome"] == "would_tell_nothing"
+        if trial.user_attrs["outcome"] == "would_add_nothing"
     ]
     assert idle
     assert all(

@@ -19,7 +19,7 @@ from autotune.messages.search import (
 )
 from autotune.policy import POLICY
 from autotune.records.measurement import Block
-from autotune.records.result import RunSpread
+from autotune.records.result import RunVariation
 from autotune.records.trial import Score, TrialRecord, TrialResult, best_of
 from autotune.space.space import ResolvedSpace
 from autotune.testing import FakeLauncher
@@ -41,7 +41,9 @@ class Held:
     running: list[TrialRecord] = field(default_factory=list)
     method: SearchMethod = METHODS["model"]
     space: ResolvedSpace = field(default_factory=make_fake_space)
-    spread: RunSpread = field(default_factory=lambda: RunSpread(sd=0.03, degrees_of_freedom=9.0))
+    spread: RunVariation = field(
+        default_factory=lambda: RunVariation(sd=0.03, degrees_of_freedom=9.0)
+    )
 
     @property
     def ended(self) -> list[TrialRecord]:
@@ -246,11 +248,11 @@ def test_a_brief_search_has_short_windows_and_a_time_for_its_trials(make_budget:
     for elapsed_s, ends in ((120.0, False), (122.0, True)):
         budget = make_budget([ran(number) for number in range(3)], elapsed_s=elapsed_s)
         budget.build_s, budget.probe_s = 60.0, 1.0
-        assert budget.is_brief
+        assert budget.is_short_search
         assert budget.window().max_s == 4.0
-        assert (budget.why_brief_is_over is not None) == ends
+        assert (budget.why_short_search_is_over is not None) == ends
         if ends:
-            assert budget.why_brief_is_over == starts_are_slow(trials_s=120.0, build_s=60.0)
+            assert budget.why_short_search_is_over == starts_are_slow(trials_s=120.0, build_s=60.0)
 
 
 def test_a_brief_search_tries_something_however_long_its_baseline_took(make_budget: Any) -> None:
@@ -261,7 +263,7 @@ def test_a_brief_search_tries_something_however_long_its_baseline_took(make_budg
     ):
         budget = make_budget(records, elapsed_s=1000.0)
         budget.build_s = 60.0
-        assert budget.why_brief_is_over is None
+        assert budget.why_short_search_is_over is None
 
 
 def test_a_brief_search_promises_what_it_may_take(make_budget: Any) -> None:
@@ -279,7 +281,7 @@ def test_a_time_out_keeps_the_builds_of_the_last_runs(make_budget: Any) -> None:
 def test_a_search_that_visits_all_is_not_brief(make_budget: Any) -> None:
     budget = make_budget([ran(0)])
     budget.build_s, budget.study.method = 60.0, METHODS["grid"]
-    assert not budget.is_brief
+    assert not budget.is_short_search
 
 
 @pytest.mark.parametrize("limit", [{"n_trials": 5}, {"timeout_s": 3600.0}, {}])
@@ -288,8 +290,8 @@ def test_a_search_with_a_limit_of_its_own_is_not_brief(
 ) -> None:
     budget = make_budget([ran(0)], elapsed_s=1000.0, **limit)
     budget.build_s = 60.0 if limit else 9.9
-    assert not budget.is_brief
-    assert budget.why_brief_is_over is None
+    assert not budget.is_short_search
+    assert budget.why_short_search_is_over is None
     assert [one.code for one in budget.notes(has_shared=True)] == ["trials_shared"]
 
 

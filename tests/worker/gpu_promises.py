@@ -135,7 +135,7 @@ def was_starved(run: Measurement) -> None:
 
 def broke_its_time_down(run: Measurement) -> None:
     """The profiler saw kernels and copies."""
-    assert run.breakdown is not None, run.remarks
+    assert run.breakdown is not None, run.notes
     shares = {part: share.fraction for part, share in run.breakdown.shares().items()}
     assert shares["compute"] > 0
     assert shares["device_copy"] > 0, "every batch is copied"
@@ -207,6 +207,6 @@ def exchanged(run: Measurement, ranks: int) -> None:
     """A group of so many ranks, each on a device of its own, that talked to one another."""
     assert len(run.ranks) == ranks
     assert len({one.device for one in run.ranks}) == ranks
-    assert run.communication is not None, run.remarks
+    assert run.communication is not None, run.notes
     assert run.communication.bytes_exchanged > 0
     assert run.communication.exchange_s > 0

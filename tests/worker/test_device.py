@@ -115,14 +115,14 @@ def test_switches_of_float32_are_told_by_their_two_values_alone(
 
 
 def test_what_was_found_beside_the_device_is_told_with_it() -> None:
-    remark = torch_without_cuda("NVIDIA", "2.13.0")
-    assert describe(Device(torch.device("cpu"), "cpu", remark=remark)).remarks == (remark,)
-    assert describe(open_device("cpu")).remarks == ()
+    note = torch_without_cuda("NVIDIA", "2.13.0")
+    assert describe(Device(torch.device("cpu"), "cpu", note=note)).notes == (note,)
+    assert describe(open_device("cpu")).notes == ()
 
 
 def test_launches_that_wait_mean_nothing_on_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
-    assert describe(open_device("cpu")).remarks == ()
+    assert describe(open_device("cpu")).notes == ()
 
 
 def test_a_job_on_the_processor_asks_no_accelerator() -> None:

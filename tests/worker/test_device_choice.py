@@ -84,9 +84,9 @@ def test_a_driver_runs_all_minor_versions_of_its_cuda() -> None:
 
 
 def test_a_torch_without_cuda_tunes_the_processor_and_says_so() -> None:
-    name, remark = choose(seen(gpu="NVIDIA", driver="535.104"))
+    name, note = choose(seen(gpu="NVIDIA", driver="535.104"))
     assert name == "cpu"
-    assert remark == torch_without_cuda(gpu="NVIDIA", torch="2.13.0")
+    assert note == torch_without_cuda(gpu="NVIDIA", torch="2.13.0")
 
 
 @pytest.mark.parametrize(
@@ -148,11 +148,11 @@ def test_a_device_is_opened_by_what_is_seen(
     nvml.play(driver="535.104", cuda=12020)
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(torch.version, "hip", None)
-    assert open_device("cpu").remark is None
+    assert open_device("cpu").note is None
     if cuda is None:
-        remark = open_device("auto").remark
-        assert remark is not None
-        assert remark.code == "torch_without_cuda"
+        note = open_device("auto").note
+        assert note is not None
+        assert note.code == "torch_without_cuda"
         return
     for name in ("auto", "cuda:0"):
         with pytest.raises(DeviceError, match=rf"{name}.*CUDA 13\.0.*NVIDIA.*535\.104.*CUDA 12"):

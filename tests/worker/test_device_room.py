@@ -274,10 +274,10 @@ def test_launches_that_wait_by_the_users_doing_are_remarked_on_and_not_by_the_jo
     cuda.get_device_capability, cuda.is_bf16_supported = lambda _: (9, 0), lambda **_: True
     device = Device(torch.device("sim:0"), "cuda")
     os.environ.pop("CUDA_LAUNCH_BLOCKING", None)
-    assert describe(device).remarks == ()
+    assert describe(device).notes == ()
     os.environ["CUDA_LAUNCH_BLOCKING"] = "1"
-    assert describe(device).remarks == (launches_wait(variable="CUDA_LAUNCH_BLOCKING=1"),)
-    assert describe(device, job_blocks=True).remarks == ()
+    assert describe(device).notes == (launches_wait(variable="CUDA_LAUNCH_BLOCKING=1"),)
+    assert describe(device, job_blocks=True).notes == ()
 
 
 ROWS = TensorDataset(torch.zeros(256, 64), torch.zeros(256, dtype=torch.int64))

@@ -392,7 +392,7 @@ def test_the_processor_has_none_and_is_waited_for() -> None:
     assert open_edges(open_device("cpu"), ALONE) == DrainedEdges(open_device("cpu"))
 
 
-class Beside(Group):
+class SideBatches(Group):
     """A group in which another rank answers every question with yes."""
 
     def most(self, value: float) -> float:
@@ -404,7 +404,7 @@ class Beside(Group):
 def test_ranks_of_which_one_can_time_no_events_drain_all() -> None:
     device = open_device("sim:0")
     assert isinstance(open_edges(device, ALONE), TimedEdges)
-    assert isinstance(open_edges(device, Beside()), DrainedEdges)
+    assert isinstance(open_edges(device, SideBatches()), DrainedEdges)
 
 
 @on_simulated_device

@@ -140,7 +140,7 @@ def test_batches_that_others_make_are_counted_and_fixed(
     assert [feed.start().samples, *(feed.take().samples for _ in range(5))] == [6] * 6
     copied = built(workload, TrainingConfig(micro_batch_size=6), tmp_path)
     largest = largest_batch(workload, copied, 6, float("inf"))
-    assert largest.remark is None
+    assert largest.note is None
     assert largest.batch[1].shape == (6,)
 
 

@@ -81,7 +81,7 @@ def test_a_window_is_told_with_what_the_device_did(
     assert found.conditions.others_memory_bytes == 5
     assert (found.busy_source, found.busy_fraction) == (GPM_SOURCE, 0.45)
     assert found.joules_per_sample == pytest.approx(300 / found.samples_per_s)
-    assert found.remarks == ()
+    assert found.notes == ()
     assert found.host_load is not None
     assert found.host_load.seconds >= sum(block.seconds for block in found.blocks), (
         "the readings lie around the window"
@@ -95,7 +95,7 @@ def test_a_window_that_was_disturbed_says_so(
     measure: Callable[..., Measurement], nvml: NvmlStub
 ) -> None:
     nvml.play(sm_clock=(1980, 1400), reasons=(0, 0x40))
-    assert measure().remarks == (
+    assert measure().notes == (
         clock_lowered(reasons=["thermal"]),
         clock_moved(first_mhz=1980, last_mhz=1400),
     )

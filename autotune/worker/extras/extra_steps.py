@@ -68,15 +68,15 @@ class _After:
         """Set fields of the measurement."""
         self.measurement = self.measurement.model_copy(update=found)
 
-    def remark(self, remark: Note) -> None:
+    def note(self, note: Note) -> None:
         """Add a note on something that could not be measured."""
-        self.measurement = self.so_far(remark)
+        self.measurement = self.so_far(note)
 
-    def so_far(self, *remarks: Note) -> Measurement:
+    def so_far(self, *notes: Note) -> Measurement:
         """Return the measurement with further notes, and the seconds of these stages so far."""
-        remarks = (*self.measurement.remarks, *remarks)
+        notes = (*self.measurement.notes, *notes)
         spent_s = perf_counter() - self.begun
-        return self.measurement.model_copy(update={"remarks": remarks, "after_s": spent_s})
+        return self.measurement.model_copy(update={"notes": notes, "after_s": spent_s})
 
 
 _Stage = Callable[[_After], None]
@@ -129,7 +129,7 @@ def measure_after_window(
         except BaseException as error:  # noqa: BLE001 - user code may raise anything; the window is complete
             with suppress(OSError, ValueError):  # the user's code may have closed stderr
                 traceback.print_exception(error, file=sys.stderr)
-            after.remark(extra_failed(stage=name, cause=cause_of(error)))
+            after.note(extra_failed(stage=name, cause=cause_of(error)))
     return after.so_far() if stages else measurement
 
 
@@ -250,7 +250,7 @@ def _measure_items(after: _After) -> None:
         costs = measure_pipeline(run.feed.loader, config, ends_at=run.ends_at)
     else:
         costs = measure_items(
-            run.feed.loader, config, remark=after.remark, to_device=copy, ends_at=run.ends_at
+            run.feed.loader, config, note=after.note, to_device=copy, ends_at=run.ends_at
         )
         after.add(loader_costs=costs)
         if after.scratch is not None:

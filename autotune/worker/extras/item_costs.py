@@ -100,7 +100,7 @@ def measure_items(
     loader: DataLoader[Any],
     config: TrainingConfig,
     *,
-    remark: Callable[[Note], None],
+    note: Callable[[Note], None],
     to_device: Callable[[Any], object] | None = None,
     ends_at: float = inf,
 ) -> LoaderCosts:
@@ -113,7 +113,7 @@ def measure_items(
     Args:
         loader: The trial's loader; it is not iterated.
         config: The configuration that the loader was built for.
-        remark: Called with a note for each part other than the items that fails, and is left out.
+        note: Called with a note for each part other than the items that fails, and is left out.
         to_device: Function that copies a batch to the accelerator and waits for it; None if pinning
             has no effect.
         ends_at: Time of perf_counter after which no item is begun.
@@ -124,7 +124,7 @@ def measure_items(
         try:
             return measure()
         except Exception as error:  # noqa: BLE001 - user code may raise anything; the items' costs are worth keeping
-            remark(extra_failed(stage, cause=cause_of(error)))
+            note(extra_failed(stage, cause=cause_of(error)))
             return None
 
     # Time items, then collating some of them.

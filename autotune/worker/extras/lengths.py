@@ -73,7 +73,7 @@ def measure_lengths(
     loader: DataLoader[Any],
     config: TrainingConfig,
     tokens: Tokens,
-    padded_today: Sequence[int],
+    current_padding: Sequence[int],
     trainer: Trainer | None,
     limits: LengthLimits,
 ) -> Lengths | None:
@@ -83,7 +83,7 @@ def measure_lengths(
         loader: The trial's loader; it is not iterated.
         config: The configuration that it was built for.
         tokens: The window's counts of tokens.
-        padded_today: Padded lengths of the window's batches.
+        current_padding: Padded lengths of the window's batches.
         trainer: A trainer on one device; None to time nothing.
         limits: Time limits.
 
@@ -106,7 +106,7 @@ def measure_lengths(
         steps = _timed(loader, sized, size, trainer, limits)
 
     # The collate function truncates longer items.
-    widest = max((*padded_today, *(step.padded for step in steps)))
+    widest = max((*current_padding, *(step.padded for step in steps)))
     lengths = [min(one.length, widest) for one in sized]
     mean = fmean(lengths)
     by_items = 1 - mean / tokens.per_sample if tokens.per_sample >= mean else None
@@ -119,9 +119,9 @@ def measure_lengths(
         padding=by_items if tokens.padding is None else tokens.padding,
         steps=steps,
         buckets=forecast_buckets(
-            lengths, size, padded_today, steps, dataset_length=length_of(loader.dataset)
+            lengths, size, current_padding, steps, dataset_length=length_of(loader.dataset)
         ),
-        packed=forecast_packing(lengths, padded_today, steps),
+        packed=forecast_packing(lengths, current_padding, steps),
     )
 
 

@@ -198,12 +198,10 @@ class CurvesSoFar:
             raise DeviceLostError
         return point
 
-    def curves(self, roofline: Roofline | None, *remarks: Note, is_cut: bool = False) -> Curves:
+    def curves(self, roofline: Roofline | None, *notes: Note, is_cut: bool = False) -> Curves:
         """Return the curves with all points so far."""
         threads = torch.get_num_threads()
-        return Curves(
-            **self.points, roofline=roofline, threads=threads, remarks=remarks, is_cut=is_cut
-        )
+        return Curves(**self.points, roofline=roofline, threads=threads, notes=notes, is_cut=is_cut)
 
     def cut(self) -> Curves:
         """Return the curves so far, marked as cut short."""
@@ -412,7 +410,7 @@ def _trace_device(scene: _Scene) -> Curves:
 
     # Each device setting alone, then the ones that help together.
     for config in (own, *_device_variations(scene)):
-        if scene.job.is_brief and _takes_long(scene, config):
+        if scene.job.is_short_search and _takes_long(scene, config):
             changes = scene.changes(config, DEVICE_SETTINGS)
             left_out = partial(PointFigures, reason=left_to_smaller_batches())
             scene.curves.add("device", changes, left_out, ends_at=inf)
@@ -424,8 +422,8 @@ def _trace_device(scene: _Scene) -> Curves:
 
     if not scene.job.roofline:
         return scene.curves.curves(None)
-    roofline, remarks = _roofline(scene)
-    return scene.curves.curves(roofline, *remarks)
+    roofline, notes = _roofline(scene)
+    return scene.curves.curves(roofline, *notes)
 
 
 def _trace_copy(scene: _Scene) -> None:

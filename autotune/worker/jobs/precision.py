@@ -247,7 +247,7 @@ def compare_to_float32(
     """
     begun = perf_counter()
     left_s = min(ends_at - begun, job.process.deadline_s)
-    time = _Time(begun, left_s, _BRIEF_S if job.is_brief else inf)
+    time = _Time(begun, left_s, _BRIEF_S if job.is_short_search else inf)
 
     # Train in float32, unless an earlier comparison has done so.
     set_cudnn_benchmark(job.config.cudnn_benchmark)
@@ -326,7 +326,7 @@ def _figures(
     repeat: _Trained,
     tried: _Trained,
     candidate: TrainingConfig,
-    remarks: tuple[Note, ...],
+    notes: tuple[Note, ...],
 ) -> PrecisionFigures:
     steps = min(len(reference.losses), len(tried.losses))
     return PrecisionFigures(
@@ -338,7 +338,7 @@ def _figures(
         repeat_cosine=repeat.cosine,
         repeat_deviation=deviation_of(reference.losses, repeat.losses) or 0.0,
         skipped_steps=tuple(tried.skipped),
-        remarks=remarks,
+        notes=notes,
     )
 
 

@@ -25,7 +25,7 @@ from autotune.apply.cores import usable_cores
 from autotune.apply.loader import IMAGE_DIMS, drops_last, fixed_batches, observed_settings
 from autotune.apply.prepare import base_lr, can_fuse, is_fused
 from autotune.config.environment import GRAPH_KINDS
-from autotune.config.plan import BESIDE_A_LOADER, ObjectFacts, Workload, WorkloadFacts
+from autotune.config.plan import WITH_A_LOADER, ObjectFacts, Workload, WorkloadFacts
 from autotune.config.tf_data import TfData, TfLoader
 from autotune.config.training_config import TrainingConfig
 from autotune.worker.batch import leaves_of, tensors_of
@@ -59,12 +59,12 @@ from autotune.worker.step import Trainer, infer_step, make_trainer, torch_thread
 # objects are not: the items come from their sampler, and a stream is begun again.
 
 
-_LOOK_S = 0.75
+_PROBE_S = 0.75
 """Seconds to time items, without the last one; a cold page cache takes 5 s. Source: our
 convention."""
 _FEWEST_ITEMS = 5
 """Number of items below which a median means nothing. Source: our convention."""
-_ANEW_S = 2.0
+_REBUILD_S = 2.0
 """Seconds of the first batch from which a stream, or a sampler of the user's, is not begun again.
 Source: our convention."""
 _LEAST_WARM_S = 0.1
@@ -83,7 +83,7 @@ class FirstItems:
     cores_per_item: float
 
 
-def look_at_items(
+def probe_items(
     loader: DataLoader[Any], first_batch_s: float, warm: Callable[[], None]
 ) -> FirstItems | None:
     """Time items for under a second; a second time if the page cache was not warm.
@@ -98,7 +98,7 @@ def look_at_items(
         The figures; None if items are too slow, or the user's code raises: a step has worked, so
         trials report errors in other items.
     """
-    if first_batch_s > _ANEW_S and _must_begin_again(loader):
+    if first_batch_s > _REBUILD_S and _must_begin_again(loader):
         warm()
         return None
     begun = perf_counter()
@@ -144,9 +144,9 @@ def _timed(loader: DataLoader[Any]) -> TimedItems | None:
         with _random_states_kept(), torch_threads(1):  # as torch sets it in loader workers
             draws = draws_of(loader)
             next(draws)()
-            if perf_counter() - begun > _LOOK_S:
+            if perf_counter() - begun > _PROBE_S:
                 return None
-            return time_items(draws, 0, begun + _LOOK_S)
+            return time_items(draws, 0, begun + _PROBE_S)
     except Exception:  # noqa: BLE001 - user code may raise anything at an item that no step has needed
         return None
 
@@ -291,7 +291,7 @@ def _first_items(
     if isinstance(feed.loader, TfLoader):
         warm()
     else:
-        items = look_at_items(feed.loader, feed.start_s + feed.first_wait_s, warm)
+        items = probe_items(feed.loader, feed.start_s + feed.first_wait_s, warm)
     if not shapes:  # the page cache was warm
         shapes = warm_page_cache(feed, first, fewest=fewest, longest_s=0.0)
     return items, shapes
@@ -308,7 +308,7 @@ def _objects(workload: Workload, data: Any, config: TrainingConfig) -> ObjectFac
     found: dict[str, Any] = {}
     beside: tuple[str, ...] = ()
     if isinstance(data, DataLoader):
-        beside = tuple(name for name in BESIDE_A_LOADER if getattr(workload, name) is not None)
+        beside = tuple(name for name in WITH_A_LOADER if getattr(workload, name) is not None)
         found = observed_settings(data)
         if workload.batch_sampler is not None:  # it makes the batches, of the baseline's size
             found.pop("micro_batch_size", None)

@@ -57,7 +57,7 @@ class LargestBatch:
     sizes: list[int]
     """Bytes of each sample, in the order in which they were sized."""
     batch: Any = None
-    remark: Note | None = None
+    note: Note | None = None
     """Note on the reason if there is no such batch."""
 
 
@@ -95,7 +95,7 @@ def largest_batch(
         # The user's code may raise anything: such samples may never meet in training.
         if shortage_of(error) is not None:
             raise
-        found.remark = largest_samples_not_batched(cause_of(error))
+        found.note = largest_samples_not_batched(cause_of(error))
     return found
 
 
@@ -349,7 +349,7 @@ def stress_figures(
         median_item_bytes=median(largest.sizes) if largest.sizes else 0.0,
         largest_item_bytes=max(largest.sizes, default=0),
         largest_batch_bytes=batch_bytes([largest.batch]),
-        remark=largest.remark,
+        note=largest.note,
         memory=device.peak_memory(retries),
     )
 
@@ -359,7 +359,7 @@ def _in_turns(first: Any, feed: Feed, largest: LargestBatch) -> Iterator[Any]:
     ordinary = first
     again = Reused([largest.batch])
     while True:
-        if largest.remark is None:
+        if largest.note is None:
             yield next(again)
         yield ordinary
         ordinary = feed.take().batch

@@ -39,7 +39,7 @@ from autotune.worker.feed import (
 )
 from autotune.worker.feed import queue_capacity as capacity_of
 from autotune.worker.script.hooks import plain_iter, plain_next
-from autotune.worker.script.sightings import Beside, Sightings
+from autotune.worker.script.sightings import SideBatches, Sightings
 
 # The script's training loop, inverted
 #
@@ -278,7 +278,7 @@ class ScriptFeed:
         """True from an epoch's end until the script begins the next one."""
         self.watches_queue = True
         self.epoch_batches: int | None = length_of(counted.loader)
-        self.beside = Beside()
+        self.beside = SideBatches()
         """Record of the script's other loaders."""
         self.outside_s = 0.0
         """Seconds so far that were left out, between epochs or for other loaders."""
@@ -365,7 +365,7 @@ class ScriptFeed:
         self._is_partial = True
         if not self.has_moved:
             self.has_moved = self.is_moving = True
-            self.beside = Beside()
+            self.beside = SideBatches()
             self.outside_s = 0.0
             self.epochs = 0
 

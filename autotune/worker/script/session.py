@@ -75,7 +75,7 @@ from autotune.worker.script.feeds import (
 )
 from autotune.worker.script.hooks import plain_next, release_module_calls, torchs_own
 from autotune.worker.script.overrides import Overrides
-from autotune.worker.script.sightings import Beside, Made, Sightings, device_of, is_trained
+from autotune.worker.script.sightings import Made, SideBatches, Sightings, device_of, is_trained
 from autotune.worker.trial import (
     after_block_of,
     ended_when_stuck,
@@ -321,11 +321,11 @@ def _add_notes(measurement: Measurement, scene: Scene) -> Measurement:
     ranks = scene.trainer.config.process_count
     trained_s = feed.beside.trained_s if isinstance(feed, ScriptFeed) else 0.0
     outside_s = feed.outside_s - trained_s
-    remarks = measurement.remarks
+    notes = measurement.notes
     if outside_s >= _REPORTED_FROM_S:
-        remarks = (*remarks, outside_training(seconds=outside_s, epochs=feed.epochs))
+        notes = (*notes, outside_training(seconds=outside_s, epochs=feed.epochs))
     if isinstance(feed, ScriptFeed):
-        remarks = (*remarks, *_notes_on_other_loaders(feed, scene.sightings))
+        notes = (*notes, *_notes_on_other_loaders(feed, scene.sightings))
     if ranks > 1 and not scene.device.has_own_memory:
         # The other ranks' process trees take as much host memory as this one's.
         peak_bytes = measurement.memory.peak_bytes * ranks
@@ -334,8 +334,8 @@ def _add_notes(measurement: Measurement, scene: Scene) -> Measurement:
             update={"memory": memory, "peak_memory_bytes": peak_bytes}
         )
     if ranks > 1:
-        remarks = (*remarks, seen_on_rank_0(ranks))
-    return measurement.model_copy(update={"remarks": remarks})
+        notes = (*notes, seen_on_rank_0(ranks))
+    return measurement.model_copy(update={"notes": notes})
 
 
 def _notes_on_other_loaders(feed: ScriptFeed, seen: Sightings) -> Iterator[Note]:
@@ -628,7 +628,9 @@ class Session:
         if feed is not None:
             if not isinstance(feed, ScriptFeed):
                 return None
-            is_rebuilt = _may_be_followed(feed) and self.sightings.is_anew(loader, feed.loader)
+            is_rebuilt = _may_be_followed(feed) and self.sightings.is_rebuilt_from(
+                loader, feed.loader
+            )
             if loader is not feed.loader and not is_rebuilt:
                 feed.beside.begin()
                 return None
@@ -679,8 +681,8 @@ class Session:
             is_own = self._is_measuring and not self._is_another_thread
             return plain_next(iterator) if is_own else uncounted(iterator)
         if isinstance(self.feed, ScriptFeed) and self.conductor is not None:
-            is_beside = iterator.autotune_is_evaluation or self._is_another_thread
-            return self._next_of(loader, iterator, self.feed, self.conductor, is_beside=is_beside)
+            is_side = iterator.autotune_is_evaluation or self._is_another_thread
+            return self._next_of(loader, iterator, self.feed, self.conductor, is_side=is_side)
         if iterator.autotune_is_evaluation:
             return uncounted(iterator)
         if loader is self._loaders.training and self.conductor is None:
@@ -694,14 +696,14 @@ class Session:
         feed: ScriptFeed,
         conductor: Conductor,
         *,
-        is_beside: bool,
+        is_side: bool,
     ) -> Any:
         """Return a batch of the training loader or of another one, while the measurement runs."""
-        if not is_beside and loader is not feed.loader and self._has_moved_to(loader, feed):
+        if not is_side and loader is not feed.loader and self._has_moved_to(loader, feed):
             feed.move(self._loaders.moved(feed.loader, loader))
             feed.began_epoch(iterator, perf_counter())
-        if loader is feed.loader and not is_beside:
-            self.sightings.batches_beside += self._is_in_step
+        if loader is feed.loader and not is_side:
+            self.sightings.side_batches += self._is_in_step
             self._is_in_step = False
             feed.beside.on_training()
             feed.ask_of(iterator)
@@ -710,7 +712,7 @@ class Session:
             return conductor.ask()
         if self._is_another_thread:
             return uncounted(iterator)
-        return self._batch_beside(loader, iterator, feed.beside)
+        return self._side_batch(loader, iterator, feed.beside)
 
     def _has_moved_to(self, loader: DataLoader[Any], feed: ScriptFeed) -> bool:
         """Return whether the script now trains on another loader than the measured one.
@@ -724,7 +726,7 @@ class Session:
         is_remade = _may_be_followed(feed) and self.sightings.is_remade(loader, feed.loader)
         return is_remade or (not feed.has_moved and feed.beside.turn_s > _LONGEST_TURN_S)
 
-    def _batch_beside(self, loader: DataLoader[Any], iterator: Any, beside: Beside) -> Any:
+    def _side_batch(self, loader: DataLoader[Any], iterator: Any, beside: SideBatches) -> Any:
         """Return a batch of a loader other than the measured one, and record its wait."""
         self._steps_since_asked = (
             0  # the next steps train on this batch, not on batches the script kept

@@ -149,7 +149,7 @@ Loaders that are iterated in step (zip) give one at a time. Source: our conventi
 
 
 @dataclass(slots=True)
-class Beside:
+class SideBatches:
     """Track the loaders other than the training loader, once that is known.
 
     All time spent on them is left out of the measurement, training on them included.
@@ -297,7 +297,7 @@ class Sightings:
     shapes: BatchShapes = field(default_factory=BatchShapes)
     batches: int = 0
     """Number of batches of the training loader."""
-    batches_beside: int = 0
+    side_batches: int = 0
     """Number of them for which another loader gave batches too, while gradients were on."""
     spans: list[int] = field(default_factory=list)
     """Batches per step of the optimizer that steps most, even if each client has a new one."""
@@ -357,7 +357,7 @@ class Sightings:
         """True if another loader gives a batch to most steps: their sizes must keep their ratio."""
         if self.batches <= 1:
             return False
-        return _IN_STEP_FROM * self.batches <= self.batches_beside <= self.batches + 1
+        return _IN_STEP_FROM * self.batches <= self.side_batches <= self.batches + 1
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         """Record an optimizer's step."""
@@ -412,7 +412,7 @@ class Sightings:
             return False
         return old.site.is_like(new.site, ignores_batch_size=True)
 
-    def is_anew(self, loader: DataLoader[Any], former: DataLoader[Any]) -> bool:
+    def is_rebuilt_from(self, loader: DataLoader[Any], former: DataLoader[Any]) -> bool:
         """Return whether a remade loader has the former one's data, or is to be trained on."""
         new = self._made(loader)
         old = self._made(former)

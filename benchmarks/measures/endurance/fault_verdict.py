@@ -225,8 +225,8 @@ def _notes(seen: Seen) -> Iterator[str]:
     )
     if seen.diagnosis:
         notes = [
-            *json.loads(seen.diagnosis)["remarks"],
-            *json.loads(seen.diagnosis)["evidence"]["curves"]["remarks"],
+            *json.loads(seen.diagnosis)["notes"],
+            *json.loads(seen.diagnosis)["evidence"]["curves"]["notes"],
         ]
     yield from (
         json.dumps(note)

@@ -133,10 +133,10 @@ def _told(search: LiveSearch, code: int, left: str | None, *, all_must_end_well:
     ]
     found: Figures = {
         "outcomes": [trial["outcome"] for trial in trials],
-        "remarks": [
-            remark["code"]
+        "notes": [
+            note["code"]
             for trial in trials
-            for remark in (trial["measurement"] or {}).get("remarks", ())
+            for note in (trial["measurement"] or {}).get("notes", ())
         ],
     }
     faults = (
@@ -155,7 +155,7 @@ def _believed(trial: Mapping[str, Any]) -> str | None:
         return None
     longest_s = max(block["seconds"] for block in trial["measurement"]["window"]["blocks"])
     is_told = {"rerun_after_signal", "window_stopped"} & {
-        remark["code"] for remark in trial["measurement"]["remarks"]
+        note["code"] for note in trial["measurement"]["notes"]
     }
     if longest_s < _SEEN_S or is_told:
         return None
@@ -164,7 +164,7 @@ def _believed(trial: Mapping[str, Any]) -> str | None:
 
 def _judge(cases: Mapping[str, Figures]) -> Figures:
     tried = {name: case for name, case in cases.items() if "skipped" not in case}
-    told = sum("rerun_after_signal" in case.get("remarks", ()) for case in cases.values())
+    told = sum("rerun_after_signal" in case.get("notes", ()) for case in cases.values())
     is_kept = all("fault" not in case for case in tried.values()) if tried else None
     return {
         "measured_anew": told,

@@ -90,7 +90,7 @@ class Scene:
 def test_all_that_is_asked_for_is_added_and_the_window_stays(num_workers: int) -> None:
     scene = Scene(num_workers=num_workers)
     found = scene.after()
-    assert found.remarks == ()
+    assert found.notes == ()
     assert found.ceilings is not None
     assert found.ceilings.loader is not None
     assert found.ceilings.device is not None
@@ -108,13 +108,13 @@ def test_all_that_is_asked_for_is_added_and_the_window_stays(num_workers: int) -
 def test_the_window_is_kept_before_anything_else_and_each_figure_as_it_comes() -> None:
     scene = Scene()
     found = scene.after()
-    assert scene.kept[0].model_copy(update={"remarks": (), "after_s": 0.0}) == scene.measured
-    assert scene.kept[0].remarks == (trial_ended_before_extras(stages=EVERYTHING),)
-    last = {"remarks": (), "loader_costs": found.loader_costs, "after_s": found.after_s}
+    assert scene.kept[0].model_copy(update={"notes": (), "after_s": 0.0}) == scene.measured
+    assert scene.kept[0].notes == (trial_ended_before_extras(stages=EVERYTHING),)
+    last = {"notes": (), "loader_costs": found.loader_costs, "after_s": found.after_s}
     assert scene.kept[-1].model_copy(update=last) == found
     spent = [0.0, *(known.after_s for known in scene.kept), found.after_s]
     assert spent == sorted(set(spent)), "what has come of the time so far stands in each"
-    assert scene.kept[-1].remarks == (trial_ended_before_extras(stages=["item_costs"]),)
+    assert scene.kept[-1].notes == (trial_ended_before_extras(stages=["item_costs"]),)
 
 
 def test_nothing_is_done_where_nothing_is_asked_for() -> None:
@@ -142,7 +142,7 @@ def test_copies_are_measured_where_the_device_has_memory_that_pinning_is_for() -
     scene = Scene()
     scene.trainer.device = replace(scene.trainer.device, kind="xpu")
     found = scene.after(Extras(copy_ceiling=True, stretch_s=0.01))
-    assert found.remarks == ()
+    assert found.notes == ()
     assert found.ceilings is not None
     assert found.ceilings.copy is not None
     assert found.copy_ceiling == found.ceilings.copy.samples_per_s > 0
@@ -160,7 +160,7 @@ def test_nothing_begins_near_the_deadline() -> None:
     scene.run.ends_at = 0.0
     found = scene.after()
     assert found.loader_ceiling is None
-    assert found.remarks == (no_time_for_extras(stages=EVERYTHING),)
+    assert found.notes == (no_time_for_extras(stages=EVERYTHING),)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_a_stage_that_fails_leaves_a_remark_and_the_others_their_figures(
     scene = Scene()
     found = scene.after()
     reason = "no message" if isinstance(error, MemoryError) else "at last"
-    assert found.remarks == (extra_failed(stage=what, cause=f"{type(error).__name__}: {reason}"),)
+    assert found.notes == (extra_failed(stage=what, cause=f"{type(error).__name__}: {reason}"),)
     fields = ["loader_ceiling", "device_ceiling", "breakdown", "loader_costs"]
     assert [name for name in fields if getattr(found, name) is None] == [field]
     assert found.window == scene.measured.window
@@ -193,7 +193,7 @@ def test_what_is_kept_for_the_backward_pass_is_measured_where_asked_for_and_the_
 ):
     scene = Scene()
     found = scene.after(Extras(activations=True, stretch_s=0.01))
-    assert found.remarks == ()
+    assert found.notes == ()
     assert found.activations is not None
     assert found.activations.whole.samples == 8
     assert {name: getattr(found, name) for name in WINDOW} == {
@@ -210,7 +210,7 @@ def test_users_code_that_fails_while_its_memory_is_looked_at_costs_that_alone() 
 
     scene.trainer.step = Step(failing, "given")
     found = scene.after(Extras(activations=True, stretch_s=0.01))
-    assert found.remarks == (extra_failed(stage="activations", cause="RuntimeError: at last"),)
+    assert found.notes == (extra_failed(stage="activations", cause="RuntimeError: at last"),)
     assert found.activations is None
     assert found.window == scene.measured.window
 
@@ -219,7 +219,7 @@ def test_a_compiled_model_is_not_looked_into() -> None:
     scene = Scene()
     scene.trainer.config = scene.trainer.config.model_copy(update={"compile": True})
     found = scene.after(Extras(activations=True, stretch_s=0.01))
-    assert (found.activations, found.remarks) == (None, ())
+    assert (found.activations, found.notes) == (None, ())
 
 
 @pytest.mark.parametrize(("kind", "copies"), [("cpu", False), ("mps", False), ("cuda", True)])
@@ -261,8 +261,8 @@ def test_a_loader_that_fails_after_the_window_leaves_its_items_cost(
     data.fails = True
     found = scene.after()
     stages = ["loader_rate", "batches", "device_rate", "time_breakdown", "item_costs"]
-    assert [remark.figures["stage"] for remark in found.remarks] == stages
-    assert found.remarks[0].figures["cause"] == "OSError: disk gone"
+    assert [note.figures["stage"] for note in found.notes] == stages
+    assert found.notes[0].figures["cause"] == "OSError: disk gone"
     assert found.samples_per_s == scene.measured.samples_per_s
     assert "OSError: disk gone" in capfd.readouterr().err, "the log has the traceback"
 
@@ -305,7 +305,7 @@ def test_what_hangs_ends_the_process_whatever_became_of_the_report(
 
 def test_curves_that_were_kept_are_a_report_of_their_own(tmp_path: Path) -> None:
     place = Place(TrialFolder(tmp_path), 0, 0)
-    known = Curves(threads=3, remarks=(curves_cut(),))
+    known = Curves(threads=3, notes=(curves_cut(),))
     place.keep(RankReport(result=TrialResult(outcome="ok"), curves=known))
     report = read_model(place.report, RankReport)
     assert (report.result.outcome, report.curves) == ("ok", known)

@@ -103,11 +103,11 @@ def costs_of(
 ) -> LoaderCosts:
     workload = Workload(model=None, dataset=dataset, **(parts or {}))
     config = TrainingConfig(**({"micro_batch_size": 8} | settings))
-    remarks: list[Note] = []
+    notes: list[Note] = []
     loader = build_loader(workload, dataset, config, Path("/nowhere"))
     assert isinstance(loader, DataLoader)
-    costs = measure_items(loader, config, remark=remarks.append, to_device=to_device)
-    TOLD[:] = remarks
+    costs = measure_items(loader, config, note=notes.append, to_device=to_device)
+    TOLD[:] = notes
     return costs
 
 
@@ -220,7 +220,7 @@ def test_near_the_deadline_one_item_is_enough() -> None:
     config = TrainingConfig(micro_batch_size=8)
     loader = build_loader(Workload(model=None, dataset=dataset), dataset, config, Path("/nowhere"))
     assert isinstance(loader, DataLoader)
-    assert measure_items(loader, config, remark=TOLD.append, ends_at=0.0).items == 1
+    assert measure_items(loader, config, note=TOLD.append, ends_at=0.0).items == 1
 
 
 def test_work_in_child_processes_is_cpu_time_of_the_item(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,7 +176,7 @@ def test_operators_are_counted_only_where_that_is_asked_for(
 ) -> None:
     curves = trace(nn.Linear(8, 2), cpu, tmp_path, roofline=is_asked)
     assert (curves.roofline is not None) == is_asked
-    assert curves.remarks == ()
+    assert curves.notes == ()
 
 
 def test_a_point_that_fails_leaves_its_reason_and_spares_the_others(
@@ -207,9 +207,9 @@ def test_the_points_so_far_are_kept_around_each(cpu: Device, tmp_path: Path) -> 
         point.ceiling is None and point.reason == process_ended_at_point() for point in underway
     )
     assert [known.is_cut for known in kept] == [True] * 6
-    assert [known.remarks for known in kept] == [(curves_cut(),)] * 6
+    assert [known.notes for known in kept] == [(curves_cut(),)] * 6
     assert (kept[-1].loader, kept[-1].device) == (whole.loader, whole.device)
-    assert (whole.remarks, whole.is_cut) == ((), False)
+    assert (whole.notes, whole.is_cut) == ((), False)
 
 
 class Failing(nn.Module):
@@ -243,7 +243,7 @@ def test_after_a_kernels_failure_nothing_more_is_measured_in_the_process(
     assert (failed.changes, failed.ceiling) == (BATCHES[1], None)
     assert str(failed.reason).startswith("AcceleratorError: CUDA error: ")
     assert curves.is_cut
-    assert curves.remarks == (curves_cut(),)
+    assert curves.notes == (curves_cut(),)
     assert model.seen == {4, 2, 8}
     assert kept[-1] == curves
 
@@ -259,7 +259,7 @@ def test_points_of_an_earlier_process_are_handed_on_and_not_measured_again(
     assert settings(curves.device)[3:] == [BATCHES[2]]
     assert curves.device[3].ceiling is not None
     assert model.seen == {16}
-    assert (curves.remarks, curves.is_cut) == ((), False)
+    assert (curves.notes, curves.is_cut) == ((), False)
 
 
 def test_a_point_without_memory_says_whose(cpu: Device, tmp_path: Path) -> None:
@@ -349,7 +349,7 @@ def test_without_time_only_todays_loader_is_started(cpu: Device, tmp_path: Path)
     points = [*curves.loader, *curves.device]
     assert [point.ceiling for point in points] == [None] * 4
     assert all(point.reason == no_time_left() for point in points)
-    assert curves.remarks == (operators_not_counted("no time was left"),)
+    assert curves.notes == (operators_not_counted("no time was left"),)
 
 
 def test_settings_that_help_are_measured_together_too(
@@ -454,10 +454,12 @@ def test_a_larger_batch_whose_steps_take_long_is_left_to_what_smaller_ones_tell(
 ) -> None:
     monkeypatch.setattr(curves_job, "_LONG_S", 0.0)
     sizes = [{"micro_batch_size": size} for size in (8, 2)]
-    for is_brief, reason in ((True, left_to_smaller_batches()), (False, "")):
-        found = trace(nn.Linear(8, 2), cpu, tmp_path, *sizes, dataset=data(8), is_brief=is_brief)
+    for is_short_search, reason in ((True, left_to_smaller_batches()), (False, "")):
+        found = trace(
+            nn.Linear(8, 2), cpu, tmp_path, *sizes, dataset=data(8), is_short_search=is_short_search
+        )
         assert [point.reason for point in found.device] == ["", reason, ""]
-        assert [point.ceiling is None for point in found.device] == [False, is_brief, False]
+        assert [point.ceiling is None for point in found.device] == [False, is_short_search, False]
 
 
 def test_a_point_that_others_slowed_is_measured_again_and_the_faster_counts(

@@ -20,7 +20,7 @@ from autotune.config.training_config import TrainingConfig
 from autotune.worker.device import open_device
 from autotune.worker.feed import Feed
 from autotune.worker.jobs import probe as first_items
-from autotune.worker.jobs.probe import FirstItems, look_at_items, probe
+from autotune.worker.jobs.probe import FirstItems, probe, probe_items
 
 Pair = tuple[Tensor, int]
 
@@ -93,7 +93,7 @@ def looked_at(
     monkeypatch.setattr("autotune.worker.extras.item_costs.process_time", lambda: next(process))
     monkeypatch.setattr("autotune.worker.extras.item_costs.thread_time", lambda: next(thread))
     monkeypatch.setattr("autotune.worker.jobs.probe.usable_cores", lambda: cores)
-    looked = look_at_items(
+    looked = probe_items(
         DataLoader(Made(lambda _: time.sleep(wall_s)), 8, shuffle=True), 0.0, never
     )
     assert looked is not None
@@ -135,7 +135,7 @@ def test_an_item_that_nothing_else_works_on_keeps_one_core_busy_at_the_most(
 
 def test_the_look_runs_as_a_worker_does_with_one_thread_of_torch() -> None:
     seen, before = set[int](), torch.get_num_threads()
-    look_at_items(DataLoader(Made(lambda _: seen.add(torch.get_num_threads())), 8), 0.0, never)
+    probe_items(DataLoader(Made(lambda _: seen.add(torch.get_num_threads())), 8), 0.0, never)
     assert (seen, torch.get_num_threads()) == ({1}, before)
 
 
@@ -156,7 +156,7 @@ def test_what_is_drawn_later_is_the_same_however_long_the_look_took() -> None:
     seed()
     expected = drawn()
     seed()
-    assert look_at_items(DataLoader(Made(draws), 8, shuffle=True), 0.0, never) is not None
+    assert probe_items(DataLoader(Made(draws), 8, shuffle=True), 0.0, never) is not None
     assert drawn() == expected
 
 
@@ -164,7 +164,7 @@ def test_batches_after_a_look_are_counted_as_they_were_drawn() -> None:
     loader = DataLoader(Made(nothing, length=20), 8)
     feed = Feed(loader)
     sizes = [feed.start().samples]
-    assert look_at_items(loader, 0.0, never) is not None
+    assert probe_items(loader, 0.0, never) is not None
     sizes += [feed.take().samples, feed.take().samples]
     assert sizes == [8, 8, 4]
 
@@ -176,7 +176,7 @@ def test_user_code_that_raises_at_a_later_item_leaves_the_facts_unknown() -> Non
         if next(left, "over") == "over":
             raise OSError("a broken file")
 
-    looked = look_at_items(DataLoader(Made(raises), 8), 0.0, never)
+    looked = probe_items(DataLoader(Made(raises), 8), 0.0, never)
     assert looked is None
 
 
@@ -194,25 +194,25 @@ def raising(*_: Any) -> Any:
 
 
 def test_of_slow_items_one_is_enough_to_see_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(first_items, "_LOOK_S", 0.01)
+    monkeypatch.setattr(first_items, "_PROBE_S", 0.01)
     dataset, warmed = Made(lambda _: time.sleep(0.05)), list[str]()
-    assert look_at_items(DataLoader(dataset, 8), 0.0, lambda: warmed.append("warmed")) is None
+    assert probe_items(DataLoader(dataset, 8), 0.0, lambda: warmed.append("warmed")) is None
     assert (len(dataset.asked), warmed) == (1, ["warmed"])
 
 
 def test_a_stream_is_begun_once_more_only_where_that_is_quick() -> None:
     quick, slow = Stream(), Stream()
-    assert isinstance(look_at_items(DataLoader(quick, 8), 0.1, never), FirstItems)
-    assert look_at_items(DataLoader(slow, 8), 60.0, never) is None
+    assert isinstance(probe_items(DataLoader(quick, 8), 0.1, never), FirstItems)
+    assert probe_items(DataLoader(slow, 8), 60.0, never) is None
     assert (quick.begun, slow.begun) == (1, 0)
 
 
 def test_a_sampler_of_the_users_counts_as_a_stream_but_not_torchs() -> None:
     dataset = Made(nothing)
     batches = [[0, 1], [2, 3]]
-    assert look_at_items(DataLoader(dataset, batch_sampler=batches), 60.0, never) is None
+    assert probe_items(DataLoader(dataset, batch_sampler=batches), 60.0, never) is None
     assert dataset.asked == []
-    assert look_at_items(DataLoader(dataset, 8, shuffle=True), 60.0, never) is not None
+    assert probe_items(DataLoader(dataset, 8, shuffle=True), 60.0, never) is not None
 
 
 def test_what_came_from_the_disk_is_read_warm_and_looked_at_again(
@@ -221,7 +221,7 @@ def test_what_came_from_the_disk_is_read_warm_and_looked_at_again(
     warmed, read = list[str](), iter([0, 4096, 4096, 4096])
     monkeypatch.setattr("autotune.worker.extras.item_costs.bytes_from_disk", lambda: next(read))
     loader = DataLoader(Made(nothing), 8, shuffle=True)
-    assert look_at_items(loader, 0.0, lambda: warmed.append("warmed")) is not None
+    assert probe_items(loader, 0.0, lambda: warmed.append("warmed")) is not None
     assert warmed == ["warmed"]
     assert list(read) == [], "both looks have asked"
 
@@ -229,7 +229,7 @@ def test_what_came_from_the_disk_is_read_warm_and_looked_at_again(
 def test_a_look_without_the_disk_needs_no_other_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autotune.worker.extras.item_costs.bytes_from_disk", lambda: 0)
     warmed = list[str]()
-    assert look_at_items(
+    assert probe_items(
         DataLoader(Made(lambda _: time.sleep(0.001)), 8), 0.0, lambda: warmed.append("warmed")
     )
     assert warmed == []

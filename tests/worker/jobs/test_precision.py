@@ -64,7 +64,7 @@ def compare(tmp_path: Path) -> Compare:
         *,
         ends_at: float = FAR,
         deadline_s: float = 60.0,
-        is_brief: bool = False,
+        is_short_search: bool = False,
         parts: dict[str, Any] | None = None,
         references: References | None = None,
         **changes: Any,
@@ -74,7 +74,7 @@ def compare(tmp_path: Path) -> Compare:
             process=make_process(tmp_path),
             payload=tmp_path,
             config=TrainingConfig(**settings),
-            is_brief=is_brief,
+            is_short_search=is_short_search,
         )
         workload = Workload(**({"model": model, "dataset": pairs()} | (parts or {})))
         return compare_to_float32(workload, job, open_device("cpu"), tmp_path, ends_at, references)
@@ -264,7 +264,7 @@ def test_slow_steps_of_a_brief_comparison_are_fewer_but_as_many_as_are_judged(
     compare: Compare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guard, "_BRIEF_S", 0.0)
-    assert compare(Layered(nn.Identity()), is_brief=True).steps == MIN_STEPS
+    assert compare(Layered(nn.Identity()), is_short_search=True).steps == MIN_STEPS
     assert compare(Layered(nn.Identity())).steps == GUARD_STEPS
 
 
@@ -367,10 +367,8 @@ def test_what_nvidias_libraries_were_told_past_torch_is_said(
     monkeypatch.delenv("NVIDIA_TF32_OVERRIDE", raising=False)
     if told is not None:
         monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", told)
-    remarks = guard._overridden(
-        TrainingConfig(amp_dtype=amp_dtype), Device(torch.device(kind), kind)
-    )
-    assert [remark.code for remark in remarks] == ([] if said is None else [said])
+    notes = guard._overridden(TrainingConfig(amp_dtype=amp_dtype), Device(torch.device(kind), kind))
+    assert [note.code for note in notes] == ([] if said is None else [said])
 
 
 @given(

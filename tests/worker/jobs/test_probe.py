@@ -285,7 +285,7 @@ def test_a_batch_counts_once_for_the_shapes_of_all(monkeypatch: pytest.MonkeyPat
     def look_cold(_loader: Any, _first_s: float, warm: Callable[[], None]) -> None:
         warm()
 
-    monkeypatch.setattr(probing, "look_at_items", look_cold)
+    monkeypatch.setattr(probing, "probe_items", look_cold)
     monkeypatch.setattr(probing, "GRAPH_KINDS", ("cpu",))
     facts = facts_of(images(16), model=convolving(), shuffle=False)
     assert facts.has_fixed_shapes is None, "two batches do not pass for three"

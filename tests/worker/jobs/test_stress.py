@@ -121,7 +121,7 @@ def test_the_largest_samples_make_the_batch(
     found = find(dataset)
     assert sorted(found.batch.count_nonzero(1).tolist()) == [47, 48, 49, 50]
     assert sorted(found.sizes) == [4 * length for length in range(1, 51)]
-    assert found.remark is None
+    assert found.note is None
 
 
 def test_they_are_read_by_the_loaders_workers(find: Callable[..., LargestBatch]) -> None:
@@ -235,7 +235,7 @@ def test_a_stress_run_looks_for_a_share_of_its_deadline(
 
     def look(*arguments: Any) -> LargestBatch:
         ends.append(arguments[-1] - perf_counter())
-        return LargestBatch(sizes=[], remark=Note(code="nothing"))
+        return LargestBatch(sizes=[], note=Note(code="nothing"))
 
     monkeypatch.setattr(stress, "largest_batch", look)
     for left_s in (1000.0, 10.0):
@@ -281,9 +281,9 @@ def test_samples_that_do_not_go_together_are_said_and_refute_nothing(
 ) -> None:
     found = find(collate_fn=torch.stack)
     assert found.batch is None
-    assert found.remark is not None
-    assert found.remark.code == "largest_samples_not_batched"
-    assert "RuntimeError" in str(found.remark.figures["cause"])
+    assert found.note is not None
+    assert found.note.code == "largest_samples_not_batched"
+    assert "RuntimeError" in str(found.note.figures["cause"])
     assert len(found.sizes) == 50
 
     def of_one_size(texts: list[Tensor]) -> Tensor:
@@ -292,7 +292,7 @@ def test_samples_that_do_not_go_together_are_said_and_refute_nothing(
         return padded(texts)
 
     figures = train(collate_fn=of_one_size)
-    assert figures.remark == largest_samples_not_batched(cause="ValueError: never together")
+    assert figures.note == largest_samples_not_batched(cause="ValueError: never together")
     assert figures.steps >= 3
     assert figures.largest_batch_bytes == 0
 

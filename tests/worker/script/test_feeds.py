@@ -22,7 +22,7 @@ from autotune.worker.script.feeds import (
     ScriptTrainer,
     StepFeed,
 )
-from autotune.worker.script.sightings import Beside
+from autotune.worker.script.sightings import SideBatches
 
 
 class Script:
@@ -290,7 +290,7 @@ def test_the_loss_of_a_script_is_that_of_its_last_backward_pass() -> None:
 
 
 def test_of_loaders_that_do_not_train_only_what_forms_an_evaluation_is_no_training() -> None:
-    beside = Beside()
+    beside = SideBatches()
     beside.begin()
     beside.on_batch(0.0)
     beside.on_training()  # one batch beside each training batch: in step with it
@@ -314,7 +314,7 @@ def test_steps_on_the_batches_of_another_loader_make_its_time_training(
 ) -> None:
     now = [0.0]
     monkeypatch.setattr("autotune.worker.script.sightings.perf_counter", lambda: now[0])
-    beside = Beside()
+    beside = SideBatches()
     for trains in (False, True):  # an evaluation, then a turn of another task
         beside.on_training()
         beside.begin()

@@ -67,7 +67,7 @@ def test_a_validation_loader_is_not_the_training_loader_and_its_time_is_no_train
     ]
     assert found.facts.dataset_length == 512
     measured = rig.measured(words, found)
-    (outside,) = measured.remarks
+    (outside,) = measured.notes
     seconds, epochs = outside.figures["seconds"], outside.figures["epochs"]
     assert isinstance(seconds, float)
     assert isinstance(epochs, int)
@@ -81,7 +81,7 @@ def test_an_evaluation_in_the_middle_of_an_epoch_is_left_out_too(rig: ScriptRig)
     found = rig.probe(words)
     (site,) = found.script.loaders
     assert site.line == _line_of(_MID_EPOCH, "loader = DataLoader")
-    (outside,) = rig.measured(words, found).remarks
+    (outside,) = rig.measured(words, found).notes
     assert outside.code == "outside_training"
 
 
@@ -192,7 +192,7 @@ while True:
     words = rig.write(HEAD + text)
     measured = rig.measured(words, rig.probe(words), window=WindowRules(max_s=1.0, precision=1e-9))
     assert {round(block.samples / block.batches) for block in measured.blocks} == {128}
-    (other,) = (remark for remark in measured.remarks if remark.code == "other_training")
+    (other,) = (note for note in measured.notes if note.code == "other_training")
     assert other.figures["place"] == f"train.py, line {_line_of(HEAD + text, 'first, second')}"
 
 
@@ -215,7 +215,7 @@ while True:
     measured = rig.measured(words, found, window=WindowRules(max_s=6.0, precision=1e-9))
     assert {round(block.samples / block.batches) for block in measured.blocks} == {16}
     place = f"train.py, line {_line_of(HEAD + text, '    for x, y in DataLoader')}"
-    moved = [remark.figures for remark in measured.remarks if remark.code == "training_moved"]
+    moved = [note.figures for note in measured.notes if note.code == "training_moved"]
     assert moved == [{"place": place, "batch_size": 16}]
 
 
@@ -270,9 +270,7 @@ while True:
     words = rig.write(HEAD + text)
     measured = rig.measured(words, rig.probe(words))
     assert not [
-        remark
-        for remark in measured.remarks
-        if remark.code in {"outside_training", "other_training"}
+        note for note in measured.notes if note.code in {"outside_training", "other_training"}
     ]
     assert measured.samples_per_s <= 16 / 0.002
 
@@ -449,7 +447,7 @@ def test_of_an_evaluation_that_ends_early_what_passes_until_its_last_batch_is_le
     rig: ScriptRig,
 ) -> None:
     words = rig.write(_MID_EPOCH.replace("LAST", "1"))
-    (outside,) = rig.measured(words, rig.probe(words)).remarks
+    (outside,) = rig.measured(words, rig.probe(words)).notes
     assert outside.code == "outside_training"
 
 
@@ -470,7 +468,7 @@ for epoch in range(100000):
 """
     )
     measured = rig.measured(words, rig.probe(words))
-    assert measured.remarks == ()
+    assert measured.notes == ()
     assert all(block.seconds >= 0.001 * block.batches for block in measured.blocks)
 
 

@@ -212,7 +212,7 @@ def test_a_loader_that_is_made_again_for_each_epoch_is_followed_with_its_queue(
     script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        Sightings, "is_anew", lambda *_: True
+        Sightings, "is_rebuilt_from", lambda *_: True
     )  # where each is made is not seen without hooks
     loaders = [loader_of(12) for _ in range(3)]
     iterator = script.iterate(loaders[0])

@@ -181,7 +181,7 @@ def test_torchrun_is_attached_to_and_its_ranks_are_given_the_settings(
     ]
     assert seen == [[True, False, 1]] * 2
     assert all(block.samples == 2 * 16 * block.batches for block in measured.blocks)
-    assert [told.code for told in measured.remarks] == ["seen_on_rank_0"]
+    assert [told.code for told in measured.notes] == ["seen_on_rank_0"]
 
 
 @pytest.mark.slow
