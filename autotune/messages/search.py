@@ -397,17 +397,22 @@ def stress_over_limit(
     # one process ran: the peak of all ranks is calculated from it
     group = ""
     if peak_bytes > own_bytes:
-        of_whom = "a rank" if ranks == 1 else f"{ranks} ranks"
-        group = f" {where}, that is up to {format_bytes(peak_bytes)} for {of_whom}"
-        if bucket_bytes:
-            group += f" with {format_bytes(bucket_bytes)} of gradient buckets{'' if ranks == 1 else ' each'}"
-        group += ","
+        group = f" {where}, that is {describe_group_peak(peak_bytes, ranks, bucket_bytes)},"
     return (
         f"Trial {trial} is not recommended, because it failed on the largest samples: peak memory "
         f"must stay within {format_bytes(limit_bytes)}, but was {format_bytes(own_bytes)}{group} "
         f"in {steps} steps with samples of up to {largest_item_bytes:,} bytes (median "
         f"{median_item_bytes:,.0f}, of {items_seen:,} measured)"
     )
+
+
+def describe_group_peak(peak_bytes: int, ranks: int, bucket_bytes: int) -> str:
+    """Return a group's peak: "up to 20.1 GiB for 2 ranks with 64.0 MiB of gradient buckets each"."""
+    group = f"up to {format_bytes(peak_bytes)} for {'a rank' if ranks == 1 else f'{ranks} ranks'}"
+    if bucket_bytes:
+        group += f" with {format_bytes(bucket_bytes)} of gradient buckets"
+        group += "" if ranks == 1 else " each"
+    return group
 
 
 @message

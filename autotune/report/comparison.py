@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, get_args
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.text import Text
 
 from autotune.frozen import FrozenModel
-from autotune.messages.units import NO_VALUE, Unit, format_times, show, show_interval
+from autotune.messages.units import NO_VALUE, format_times, show_interval
 from autotune.models.evidence import ratio_of_runs
 from autotune.records.measurement import Interval, Measurement
 from autotune.records.result import RunSummary, RunVariation, changed_settings
 from autotune.report.blocks import Bullets, Section, Table, filled, tabulate
 from autotune.report.console import print_section
-from autotune.report.figures import Column, headroom_in, make_columns
-from autotune.report.model import Verdict
+from autotune.report.figures import Column, headroom_in, list_known, make_columns
+from autotune.report.model import Verdict, verdict_of
 from autotune.report.sections import (
+    ceiling_section,
     describe_environment,
     describe_run,
     describe_workload,
     result_table,
 )
-from autotune.report.sentences import describe_run_variation, is_held_in
+from autotune.report.sentences import describe_run_variation
 from autotune.report.words import one_line
 
 # The comparison; its fields are the JSON document of `autotune compare`.
 
-Role = Literal["baseline", "recommended"]
-"""Configurations of each search that are compared."""
-_ROLES: tuple[Role, ...] = get_args(Role)
 FIRST = "first"
 SECOND = "second"
 
@@ -92,43 +91,32 @@ def compare_summaries(first: RunSummary, second: RunSummary, names: tuple[str, s
     """
     summaries = first, second
     spread = _wider(first.run_variation, second.run_variation)
-    columns = tuple(
-        {column.title: column for column in make_columns(summary)} for summary in summaries
-    )
-    found: dict[Role, ComparedConfig | None] = {
-        role: _compared(summaries, columns, role, spread) for role in _ROLES
-    }
-    baseline = found["baseline"]
-    recommended = found["recommended"]
-    assert baseline is not None, "every search has a baseline"  # noqa: S101 - our own bug
-    is_beyond_noise = any(known is not None and known.is_beyond_noise for known in found.values())
-
-    def differing(
-        describe: Callable[[RunSummary], Mapping[str, str]],
-    ) -> dict[str, tuple[str, str]]:
-        return _differing(describe(first), describe(second))
-
-    # one side may lack a recommendation, or the runs of a configuration
-    is_one_sided = (first.recommendation is None) != (second.recommendation is None)
-    for known in found.values():
-        if known is not None:
-            is_one_sided |= bool(known.columns[0].runs) != bool(known.columns[1].runs)
+    columns = [{column.title: column for column in make_columns(summary)} for summary in summaries]
+    baseline = _compared(columns, "baseline", spread)
+    recommended = None
     limits: tuple[str | None, str | None] = (None, None)
-    if recommended is not None:
+    if first.recommendation is not None and second.recommendation is not None:
+        recommended = _compared(columns, "recommended", spread)
         limits = (_limit(recommended.columns[0]), _limit(recommended.columns[1]))
-    machine = differing(lambda summary: describe_environment(summary.environment))
+    compared = list_known([baseline, recommended])
+    is_beyond_noise = any(known.is_beyond_noise for known in compared)
+    # one side may lack a recommendation, or the runs of a configuration
+    is_one_sided = (first.recommendation is None) != (second.recommendation is None) or any(
+        bool(before.runs) != bool(after.runs) for before, after in (one.columns for one in compared)
+    )
+    machine = _differing(*(describe_environment(summary.environment) for summary in summaries))
     return Comparison(
         names=names,
         headline=_headline(baseline, recommended, has_same_machine=not machine),
         is_beyond_noise=is_beyond_noise,
         is_changed=is_beyond_noise or is_one_sided,
-        verdicts=(_verdict(first), _verdict(second)),
+        verdicts=(verdict_of(first), verdict_of(second)),
         limits=limits,
         baseline=baseline,
         recommended=recommended,
         machine=machine,
-        workload=differing(lambda summary: describe_workload(summary.facts)),
-        asked=differing(describe_run),
+        workload=_differing(*(describe_workload(summary.facts) for summary in summaries)),
+        asked=_differing(*map(describe_run, summaries)),
         spread=spread,
     )
 
@@ -177,15 +165,10 @@ def _wider(first: RunVariation, second: RunVariation) -> RunVariation:
 
 
 def _compared(
-    summaries: tuple[RunSummary, RunSummary],
-    columns: tuple[Mapping[str, Column], ...],
-    role: Role,
-    spread: RunVariation,
-) -> ComparedConfig | None:
-    """Compare a configuration of each search; a recommended baseline has both roles."""
-    if role == "recommended" and any(summary.recommendation is None for summary in summaries):
-        return None
-    first, second = (known.get(role, known["baseline"]) for known in columns)
+    columns: Sequence[Mapping[str, Column]], title: str, spread: RunVariation
+) -> ComparedConfig:
+    """Compare a configuration of each search; a recommended baseline has both titles."""
+    first, second = (known.get(title, known["baseline"]) for known in columns)
     ratio = ratio_of_runs(second.runs, first.runs, spread) if first.runs and second.runs else None
     return ComparedConfig(
         settings=changed_settings(second.config, first.config),
@@ -201,10 +184,6 @@ def _differing(first: Mapping[str, str], second: Mapping[str, str]) -> dict[str,
     names = dict.fromkeys([*first, *second])
     values = {name: (first.get(name, ""), second.get(name, "")) for name in names}
     return {name: pair for name, pair in values.items() if pair[0] != pair[1]}
-
-
-def _verdict(summary: RunSummary) -> Verdict:
-    return "nothing_feasible" if summary.recommendation is None else summary.recommendation.verdict
 
 
 def _limit(column: Column) -> str | None:
@@ -223,20 +202,6 @@ _VERDICTS: dict[Verdict, str] = {
 }
 
 
-def _share_of_lowest(run: Measurement) -> float | None:
-    headroom = headroom_in(run)
-    return None if headroom is None else headroom.share_of_lower
-
-
-_CEILINGS: Mapping[str, tuple[Callable[[Measurement], float | None], Unit]] = {
-    "loader alone": (lambda known: known.loader_ceiling, "plain_rate"),
-    "copying alone": (lambda known: known.copy_ceiling, "plain_rate"),
-    "device alone": (lambda known: known.device_ceiling, "plain_rate"),
-    "host alone": (lambda known: known.host_ceiling, "plain_rate"),
-    "share of the lowest": (_share_of_lowest, "share"),
-}
-
-
 def print_comparison(comparison: Comparison, console: Console) -> None:
     """Print the answer first, then the figures behind it."""
     console.print()
@@ -247,61 +212,38 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
 
 def comparison_sections(comparison: Comparison) -> tuple[Section, ...]:
     """Return the sections below the headline, without what does not differ."""
-    recommended = comparison.recommended
     rows = [
         {"what": "folder", FIRST: comparison.names[0], SECOND: comparison.names[1]},
         _row("verdict", *(_VERDICTS[verdict] for verdict in comparison.verdicts)),
         _row("slower side", *(limit or NO_VALUE for limit in comparison.limits)),
     ]
     sections = [Section(title="The two searches", blocks=(tabulate(rows),))]
-    if recommended is not None:
-        sections += _config_sections("Recommended settings", recommended, comparison)
-    sections += _config_sections("Baseline", comparison.baseline, comparison)
+    compared = {"Recommended settings": comparison.recommended, "Baseline": comparison.baseline}
+    runs: list[Sequence[Measurement]] = []
+    for title, known in compared.items():
+        if known is not None:
+            measured = {one.title: one.figures for one in known.columns if one.figures is not None}
+            sections += [
+                Section(title=title, blocks=(result_table(known.columns),)),
+                replace(ceiling_section(measured), title=f"{title}: ceilings"),
+            ]
+            runs += [column.runs for column in known.columns if column.runs]
+    noise = [
+        *describe_run_variation(comparison.spread, runs),
+        "Variation of the machine from day to day was not measured.",
+    ]
     return filled(
         *sections,
         Section(title="Changes of the machine", blocks=(_changes(comparison.machine),)),
         Section(title="Changes of model and data", blocks=(_changes(comparison.workload),)),
         Section(title="Changes of the options", blocks=(_changes(comparison.asked),)),
-        Section(title="Noise", blocks=(Bullets(sentences=tuple(_noise(comparison))),)),
+        Section(title="Noise", blocks=(Bullets(sentences=tuple(noise)),)),
     )
-
-
-def _noise(comparison: Comparison) -> Iterator[str]:
-    """Yield the run-to-run variation of each kind of runs that was measured."""
-    compared = [
-        known for known in (comparison.baseline, comparison.recommended) if known is not None
-    ]
-    columns = [column for known in compared for column in known.columns if column.runs]
-    kinds = {is_held_in(column.runs) for column in columns} or {False}
-    for is_held in sorted(kinds):
-        yield describe_run_variation(comparison.spread, is_held_by_device=is_held)
-    yield "Variation of the machine from day to day was not measured."
-
-
-def _config_sections(
-    title: str, known: ComparedConfig, comparison: Comparison
-) -> Iterator[Section]:
-    """Yield a configuration's figures with the settings that differ, and its ceilings."""
-    table = result_table(known.columns, None, comparison.spread, reference=FIRST)
-    yield Section(title=title, blocks=(table,))
-    yield Section(
-        title=f"{title}: what loader and device reach alone", blocks=(_ceilings(known.columns),)
-    )
-
-
-def _ceilings(columns: Sequence[Column]) -> Table:
-    """Tabulate the ceiling of each side, and the share of the lowest that is reached."""
-    rows = []
-    for name, (read, unit) in _CEILINGS.items():
-        values = [column.figures and read(column.figures) for column in columns]
-        if any(values):
-            rows.append(_row(name, *(show(value, unit) for value in values)))
-    return tabulate(rows, ("what", FIRST, SECOND) if rows else ())
 
 
 def _changes(pairs: Mapping[str, tuple[str, str]]) -> Table:
     rows = [_row(name, *pair) for name, pair in pairs.items()]
-    return tabulate(rows, ("what", FIRST, SECOND) if rows else ())
+    return tabulate(rows)
 
 
 def _row(what: str, first: str, second: str) -> dict[str, str]:

@@ -12,10 +12,9 @@ from rich.text import Text
 
 from autotune.diagnosis.bottlenecks import breakdown_of
 from autotune.messages.diagnosis import BOTTLENECKS
-from autotune.messages.units import format_rate, show, show_interval, text_bar
-from autotune.policy import POLICY
+from autotune.messages.units import show, show_interval, text_bar
 from autotune.records.breakdown import PARTS
-from autotune.records.ceilings import EXCEEDED_FROM, SIDES, overlaps
+from autotune.records.ceilings import EXCEEDED_FROM, SIDES
 from autotune.records.result import Curves, Diagnosis
 from autotune.report.blocks import (
     MEASURED_BY,
@@ -40,8 +39,13 @@ from autotune.report.sections import (
     loader_facts,
     rank_section,
 )
-from autotune.report.sentences import describe_exchange, describe_setup
-from autotune.report.words import PART_NAMES, describe_settings, name_interval, one_line
+from autotune.report.sentences import (
+    describe_exchange,
+    describe_limit,
+    describe_setup,
+    show_share,
+)
+from autotune.report.words import PART_NAMES, describe_settings, one_line
 
 _NOT_MEASURED = "not measured"
 _NO_ADVICE = "Nothing measured gains 3 % or more."
@@ -71,60 +75,31 @@ def render_diagnosis(diagnosis: Diagnosis) -> str:
 
 
 def describe_present(diagnosis: Diagnosis) -> str:
-    """Return the throughput relative to the ceilings, in a sentence or two."""
+    """Return the throughput relative to the device's ceiling and what limits it, in a sentence."""
     headroom = diagnosis.standing
-    share_of_device = headroom.share_of_device
+    evidence = diagnosis.evidence
+    run = evidence.measurement
     throughput = show(headroom.samples_per_s, "rate")
     if diagnosis.verdict == "unknown":
         return f"You run at {throughput}; neither loader nor device was measured alone."
-    if share_of_device > EXCEEDED_FROM:  # the ceiling was measured too low
-        return f"You run at {throughput}; {_describe_loader(diagnosis)}."
-    share = show(min(1.0, share_of_device), "share")
-    device = show(headroom.device_ceiling, "rate")
-    if _is_device_estimated(diagnosis):
-        device = f"about {device}"
-    rates = f"{show(headroom.samples_per_s, 'plain_rate')} of {device}"
-    if diagnosis.evidence.measurement.device_ceiling is None:
-        estimate = f"Judged by the waits for data, you run at about {share} of what this device can do ({rates})"
-        return f"{estimate}; the device alone was {_NOT_MEASURED}; {_describe_loader(diagnosis)}."
-    present = f"You run at {share} of what this device can do ({rates})"
+    if headroom.share_of_device > EXCEEDED_FROM:  # the ceiling was estimated too low
+        return f"You run at {throughput}; the device alone was {_NOT_MEASURED}."
+    limit = f"the loader alone was {_NOT_MEASURED}"
+    if run.loader_ceiling is not None:
+        limit = describe_limit(headroom, evidence.config, evidence.environment.device_kind)
+    about = "about " if _is_device_estimated(diagnosis) else ""
+    rate = show(headroom.samples_per_s, "plain_rate")
+    rates = f"{rate} of {about}{show(headroom.device_ceiling, 'rate')}"
     if diagnosis.verdict == "script":
-        present = f"The script's own code slows the device alone as well ({rates})"
-    elif share_of_device >= POLICY.trials.near_ceiling:
-        return f"{present}: only the device's own settings can make it faster."
-    return f"{present}; {_describe_loader(diagnosis)}{_describe_limit(diagnosis)}."
-
-
-def _describe_limit(diagnosis: Diagnosis) -> str:
-    """Return the bottleneck as the end of a sentence; "" if it is the device, or no side alone."""
-    headroom = diagnosis.standing
-    evidence = diagnosis.evidence
-    is_measured = evidence.measurement.loader_ceiling is not None
-    if is_measured and headroom.limit == "loader":
-        return ": the loader is the bottleneck"
-    if headroom.limit == "copy":
-        return ": copying batches to it is the bottleneck"
-    if headroom.limit == "host":
-        return ": the host that launches its work is the bottleneck"
-    if is_measured and not overlaps(evidence.config, evidence.environment.device_kind):
-        return ", and without workers the two alternate"
-    return ""
+        return f"The script's own code slows the device alone as well ({rates}); {limit}."
+    share = show_share(headroom.share_of_device)
+    return f"You run at {about}{share} of what this device can do ({rates}); {limit}."
 
 
 def _is_device_estimated(diagnosis: Diagnosis) -> bool:
-    """Return whether launching limited the device alone, so that its ceiling is an estimate."""
+    """Return whether the device's ceiling is an estimate: launching limited it, or it was not measured."""
     measured = diagnosis.evidence.measurement.device_ceiling
-    return measured is not None and diagnosis.standing.device_ceiling > measured
-
-
-def _describe_loader(diagnosis: Diagnosis) -> str:
-    ceiling = diagnosis.standing.loader_ceiling
-    rate = show(ceiling, "plain_rate")
-    if diagnosis.evidence.measurement.loader_ceiling is not None:
-        return f"the loader alone reaches {rate}"
-    if not isfinite(ceiling):
-        return f"the loader alone was {_NOT_MEASURED}"
-    return f"the loader alone was {_NOT_MEASURED}, its items' costs allow {rate}"
+    return measured is None or diagnosis.standing.device_ceiling > measured
 
 
 def diagnosis_sections(diagnosis: Diagnosis) -> tuple[Section, ...]:
@@ -139,7 +114,7 @@ def diagnosis_sections(diagnosis: Diagnosis) -> tuple[Section, ...]:
     if diagnosis.advice:
         advice = advice_table(diagnosis.advice, is_loaded=is_loaded)
     elif diagnosis.verdict == "unknown":  # no gain was measured
-        advice = Bullets(sentences=())
+        advice = tabulate(())
     loader = {} if run.loader_costs is None else loader_facts(run.loader_costs)
     footnotes = [one_line(str(note)) for note in diagnosis.notes]
     footnotes += describe_setup({"your settings": [run]})
@@ -181,15 +156,19 @@ def _list_figures(diagnosis: Diagnosis) -> dict[str, str]:
     evidence = diagnosis.evidence
     headroom = diagnosis.standing
     run = evidence.measurement
-    rate = show(run.samples_per_s, "rate")
-    kind = name_interval(evidence.run_variation, [run.window.is_held_by_device])
     interval = show_interval(*run.samples_per_s_ci, "plain_rate")
     busy = [f"{show(one.fraction, 'share')} ({one_line(one.source)})" for one in run.busy_readings]
+    device = _ceiling(headroom.device_ceiling, run.device_ceiling, "the waits for data")
+    if run.device_ceiling is not None and _is_device_estimated(diagnosis):
+        device = (
+            f"{show(run.device_ceiling, 'rate')}, limited by launching (about "
+            f"{show(headroom.device_ceiling, 'rate')} by its busy time)"
+        )
     return {
         "settings": describe_settings(evidence.config),
-        "throughput": f"{rate} ({kind}: {interval})",
+        "throughput": f"{show(run.samples_per_s, 'rate')} ({interval})",
         "loader alone": _ceiling(headroom.loader_ceiling, run.loader_ceiling, "its items' costs"),
-        "device alone": _device_alone(diagnosis),
+        "device alone": device,
         "copying alone": show(headroom.copy_ceiling, "rate"),
         "host alone": show(headroom.host_ceiling, "rate"),
         "peak memory": f"{show(run.peak_memory_bytes, 'bytes')} of {show(evidence.limit_bytes, 'bytes')}",
@@ -198,17 +177,8 @@ def _list_figures(diagnosis: Diagnosis) -> dict[str, str]:
         "energy a sample": show(run.joules_per_sample, "energy"),
         **device_facts([run]),
         "exchange": "" if run.communication is None else describe_exchange(run.communication),
-        **_roofline(diagnosis),
         "diagnosed in": show(diagnosis.wall_s, "duration"),
     }
-
-
-def _device_alone(diagnosis: Diagnosis) -> str:
-    ceiling = diagnosis.standing.device_ceiling
-    measured = diagnosis.evidence.measurement.device_ceiling
-    if _is_device_estimated(diagnosis):
-        return f"{show(measured, 'rate')}, limited by launching (about {show(ceiling, 'rate')} by its busy time)"
-    return _ceiling(ceiling, measured, "the waits for data")
 
 
 def _ceiling(rate: float, measured: float | None, basis: str) -> str:
@@ -219,27 +189,12 @@ def _ceiling(rate: float, measured: float | None, basis: str) -> str:
     return f"{_NOT_MEASURED} (about {show(rate, 'rate')} by {basis})"
 
 
-def _roofline(diagnosis: Diagnosis) -> dict[str, str]:
-    evidence = diagnosis.evidence
-    roofline = diagnosis.evidence.curves.roofline
-    if roofline is None:
-        return {}
-    batch = show(evidence.config.micro_batch_size / diagnosis.standing.device_ceiling, "seconds")
-    estimate = " (an estimate)" if evidence.measurement.device_ceiling is None else ""
-    return {
-        "a batch": f"{batch} on the device{estimate}, {roofline.operators:,} operators, "
-        f"{show(roofline.moved_bytes, 'bytes')} moved, {format_rate(roofline.flops / 1e9)} GFLOP",
-        "the device": f"{format_rate(roofline.peak_flops_per_s / 1e9)} GFLOP/s in a large matrix product, "
-        f"{format_rate(roofline.peak_bytes_per_s / 1e9)} GB/s in a large copy",
-    }
-
-
 def _curves(curves: Curves) -> Table:
     """Tabulate settings measured on one side alone; empty if only yours were."""
     tried = [
         (side, point) for side in SIDES for point in getattr(curves, side) if not point.is_left_out
     ]
-    if not any(point.changes and point.ceiling is not None for _, point in tried):
+    if not any(point.changes and point.ceiling for _, point in tried):
         return tabulate(())
     return tabulate(
         {

@@ -81,6 +81,13 @@ def make_columns(summary: RunSummary) -> tuple[Column, ...]:
     return tuple(columns.values())
 
 
+def recommended_figures(summary: RunSummary, columns: Iterable[Column]) -> Measurement | None:
+    """Return the figures of the recommended configuration; None if there are none."""
+    found = summary.recommendation
+    number = None if found is None else found.number
+    return next((column.figures for column in columns if column.number == number), None)
+
+
 def _column(
     summary: RunSummary, title: str, number: int, config: TrainingConfig, speedup: Interval | None
 ) -> Column:
@@ -200,26 +207,24 @@ def _with_mean_waits(run: Measurement, waiting: float | None) -> TimeBreakdown |
     return TimeBreakdown(**shares, restart_fraction=parts.restart_fraction * scales["data_wait"])
 
 
-def has_parts(columns: Sequence[Column]) -> bool:
-    """Return whether the time breakdown is known for all columns except those of other batches."""
-    measured = [
-        column.figures
-        for column in columns
-        if column.figures and not column.title.endswith(" batch")
-    ]
-    return bool(measured) and all(figures.breakdown is not None for figures in measured)
-
-
 def list_waits(columns: Sequence[Column]) -> tuple[float | None, ...]:
-    """Return each column's share of time waiting for data: from breakdowns if all have one, else the loop's."""
-    is_by_parts = has_parts(columns)
+    """Return each column's share of time waiting for data.
+
+    From the time breakdowns if all columns except those of other batches have one, else the loop's
+    own.
+    """
+    is_by_parts = all(
+        column.figures.breakdown is not None
+        for column in columns
+        if column.figures is not None and not column.title.endswith(" batch")
+    )
     waits: list[float | None] = []
     for column in columns:
         wait = None
         if column.figures is not None:
+            parts = column.figures.breakdown
             wait = column.figures.data_wait_fraction
             if is_by_parts:
-                parts = column.figures.breakdown
                 wait = None if parts is None else parts.data_wait.fraction
         waits.append(wait)
     return tuple(waits)

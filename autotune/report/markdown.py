@@ -1,4 +1,4 @@
-"""Render report.md: the sections of the page as GitHub-flavoured Markdown, with tables for plots.
+"""Render report.md: the sections of the page as GitHub-flavoured Markdown, without its plots.
 
 Takes a ReportModel; returns Markdown. Text that comes from the user's code is escaped; tracebacks
 are in fences longer than any run of backticks inside.
@@ -15,13 +15,9 @@ from autotune.report.blocks import (
     Bullets,
     Facts,
     Paragraph,
-    Plot,
     Section,
     Table,
-    TimeBars,
     Trace,
-    bar_table,
-    plot_blocks,
 )
 from autotune.report.model import ReportModel
 from autotune.report.words import one_line
@@ -44,7 +40,8 @@ def render_sections(
     """Render a title, a headline, the blocks that follow it, and sections."""
     parts = [f"# {_escape(title)}", f"**{_escape(headline)}**", *map(_block, lead)]
     for section in sections:
-        parts += [f"## {section.title}", *map(_block, section.blocks)]
+        if any(texts := list(map(_block, section.blocks))):
+            parts += [f"## {section.title}", *texts]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -60,7 +57,7 @@ def _changes(report: ReportModel) -> str:
 
 
 def _block(block: Block) -> str:
-    """Render a block; "" for one without content."""
+    """Render a block; "" for a plot, and for one without content."""
     match block:
         case Paragraph():
             return _escape(block.text)
@@ -70,13 +67,10 @@ def _block(block: Block) -> str:
             return _table(block.heads, block.rows)
         case Facts():
             return _table(("", ""), block.facts.items())
-        case TimeBars():
-            return _block(bar_table(block))
-        case Plot():
-            return "\n\n".join((f"### {block.title}", *map(_block, plot_blocks(block))))
         case Trace():
             head = f"**{_escape(block.count)}** {_escape(block.text)}"
             return f"{head}\n\n{_fence(block.traceback)}" if block.traceback else head
+    return ""
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

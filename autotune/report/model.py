@@ -103,7 +103,6 @@ def build_report(
     columns = make_columns(summary)
     measured = {column.title: column.figures for column in columns if column.figures is not None}
     runs = {column.title: column.runs for column in columns if column.runs}
-    found = summary.recommendation
     lines = sections.list_memory_lines(summary)
     conditions = _plain(sentences.list_conditions(runs))
     # Footnotes of the table
@@ -112,7 +111,6 @@ def build_report(
         footnotes.append(_PARTS)
     if measured:
         footnotes.append(f"Memory: {summary.memory_source}.")
-        footnotes += sections.describe_memory_line(summary, lines)
     footnotes += sentences.describe_throughputs(runs, summary.run_variation)
     # The result first, then the sections, which need it
     report = ReportModel(
@@ -120,22 +118,27 @@ def build_report(
         run_dir=run_dir,
         folder=one_line(sections.show_path(run_dir)),
         files=sections.list_files(run_dir, written),
-        verdict="nothing_feasible" if found is None else found.verdict,
+        verdict=verdict_of(summary),
         headline=sentences.describe_headline(summary, columns),
         columns=columns,
         changes=sentences.list_changes(summary),
         headroom=sentences.describe_headroom(summary, columns),
         doubts=_plain(sentences.list_doubts(runs)),
         conditions=conditions,
-        table=sections.result_table(columns, summary.limit_bytes, summary.run_variation),
+        table=sections.result_table(columns, summary.limit_bytes),
         footnotes=(*_plain(footnotes), *conditions),
-        reasons=_plain(sentences.list_reasons(summary, columns)),
+        reasons=_plain(sentences.list_reasons(summary)),
         lr_advice=_plain(sentences.list_advice(summary)),
         notes=_plain(map(str, summary.notes)),
         course=sentences.describe_course(summary),
         trials=sections.trial_table(summary),
     )
     return replace(report, sections=_list_sections(report, lines, measured, runs))
+
+
+def verdict_of(summary: RunSummary) -> Verdict:
+    """Return the verdict of a search."""
+    return "nothing_feasible" if summary.recommendation is None else summary.recommendation.verdict
 
 
 def _list_sections(

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from autotune.messages.units import OUTCOMES, format_count, format_times, show
+from autotune.messages.units import OUTCOMES, format_count, show
 from autotune.protocol.disk import monotonic
 from autotune.records.result import Known, Progress
 from autotune.records.trial import TrialRecord
@@ -131,16 +131,16 @@ def _plain_lines(console: Console) -> ShowProgress:
         if progress.last is not None:
             step = (progress.done, progress.last.number, len(progress.last.repeats))
             print_new("trial", step, _describe_trial(progress, progress.last, console.width))
-        if progress.known is not None:
-            line = _describe_known(progress, progress.known, console.width)
-            print_new("known", line, line)
+        known = progress.known
+        if known is not None and known.speedup.low > 1:
+            print_new("known", known.is_proven, _describe_known(progress, known, console.width))
         if progress.phase != "search" or progress.remaining_s is None or progress.remaining_s < 5.0:
             return
         whole_s = progress.elapsed_s + progress.remaining_s
-        if shown_s is not None and abs(whole_s / shown_s - 1) > _OFF_FROM:
+        shown_s = shown_s or whole_s
+        if abs(whole_s / shown_s - 1) > _OFF_FROM:
             console.print(Text(f"Now about {show(progress.remaining_s, 'duration')} are left."))
             shown_s = whole_s
-        shown_s = shown_s or whole_s
 
     return print_progress
 
@@ -185,14 +185,9 @@ def _describe_phase(progress: Progress) -> str:
 
 
 def _describe_known(progress: Progress, known: Known, width: int) -> str:
-    """Describe the speed-up known so far, in one line."""
-    low = format_times(known.speedup.low)
-    if known.is_proven:
-        gain = f"Proven: at least {low} times as fast"
-    elif known.speedup.low > 1:
-        gain = f"Not proven yet: probably at least {low} times as fast"
-    else:
-        gain = f"So far between {low} and {format_times(known.speedup.high)} times as fast"
+    """Describe the least speed-up, in one line."""
+    certainty = "Proven:" if known.is_proven else "Not proven yet: probably"
+    gain = f"{certainty} at least {show(known.speedup.low, 'times')} times as fast"
     if progress.best is None:
         return gain
     rest = max(width - cell_len(f"{gain} ()"), _NARROWEST_TEXT)
@@ -203,28 +198,23 @@ def _describe_trial(progress: Progress, trial: TrialRecord, width: int) -> str:
     """Describe a trial's last run: a success with the best so far, or a failure with its reason."""
     total = str(progress.total)
     count = f"{progress.done:>{len(total)}}/{total}"
-    outcome = trial.outcome
-    reason = trial.reason
-    run = trial.measurement
     if trial.repeats:
-        again = trial.repeats[-1]
         count = f"{'again':>{len(count)}}"
-        outcome = again.outcome
-        reason = again.reason
-        run = again.measurement
+    # a trial itself is judged by its first run and the memory limit
+    run = trial.repeats[-1] if trial.repeats else trial
     step = f"{count}  #{trial.number:<{len(total)}}"
-    rate = None if run is None else run.samples_per_s
     settings = _describe_settings(progress, trial)
-    if outcome == "ok" and rate is not None:
+    if run.outcome == "ok" and run.measurement is not None:
         best = f"best {_describe_gain(progress) or show(_rate_of(progress.best), 'plain_rate')}"
-        head = f"{step}  {show(rate, 'plain_rate'):>9} samples/s  {best:<11}  "
+        rate = show(run.measurement.samples_per_s, "plain_rate")
+        head = f"{step}  {rate:>9} samples/s  {best:<11}  "
         return head + _cut_settings(settings, max(width - cell_len(head), _NARROWEST_TEXT))
-    head = f"{step}  {OUTCOMES[outcome]:>19}  "
+    head = f"{step}  {OUTCOMES[run.outcome]:>19}  "
     rest = max(width - cell_len(head), 2 * _NARROWEST_TEXT)
-    if not reason:
+    if not run.reason:
         return head + _cut_settings(settings, rest)
     settings = _cut_settings(settings, rest // 2)
-    return f"{head}{settings}: {shorten(reason, rest - cell_len(settings) - 2)}"
+    return f"{head}{settings}: {shorten(run.reason, rest - cell_len(settings) - 2)}"
 
 
 def _describe_state(progress: Progress, passed_s: float, width: int) -> str:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import starmap
 from math import isfinite
 from pathlib import Path
-from statistics import fmean, geometric_mean
+from statistics import fmean
 
 from autotune.config.environment import Environment
 from autotune.config.plan import ScriptFacts, WorkloadFacts
@@ -20,6 +19,7 @@ from autotune.diagnosis.scaling import (
     StrategyEntry,
     compare_strategies,
 )
+from autotune.messages.search import describe_group_peak
 from autotune.messages.units import (
     NO_VALUE,
     OUTCOMES,
@@ -32,8 +32,8 @@ from autotune.messages.units import (
     show_interval,
 )
 from autotune.models.evidence import rate_of_runs
-from autotune.models.memory import MemoryLine, kinds_not_excluded, memory_kind, memory_lines
-from autotune.records.breakdown import PARTS, LoaderCosts, TimeBreakdown
+from autotune.models.memory import MemoryLine, kinds_not_excluded, memory_lines
+from autotune.records.breakdown import PARTS, LoaderCosts
 from autotune.records.measurement import (
     BucketForecast,
     Fullness,
@@ -47,11 +47,9 @@ from autotune.records.measurement import (
 )
 from autotune.records.result import Advice, RunSummary, RunVariation, changed_settings
 from autotune.records.trial import (
-    Load,
     Outcome,
     PrecisionFigures,
     TrialRecord,
-    TrialResult,
     load_of,
     objection,
     runs_of,
@@ -59,7 +57,7 @@ from autotune.records.trial import (
     shortfall,
 )
 from autotune.report.blocks import (
-    MEASURED_BY,
+    Block,
     Bullets,
     Paragraph,
     Section,
@@ -68,17 +66,18 @@ from autotune.report.blocks import (
     TimeBars,
     Trace,
     filled,
+    footnotes,
     known_facts,
     side_by_side,
     tabulate,
 )
 from autotune.report.figures import (
     Column,
-    has_parts,
     headroom_in,
     list_busy,
     list_known,
     list_waits,
+    recommended_figures,
     role_of,
 )
 from autotune.report.sentences import (
@@ -86,16 +85,15 @@ from autotune.report.sentences import (
     describe_exchange,
     describe_windows_at_limit,
     describe_windows_throttled,
-    is_held_in,
     sum_retries,
 )
 from autotune.report.words import (
     CAUSES,
+    INTERVAL,
     PART_NAMES,
     cut_middle,
     describe_settings,
     format_setting,
-    name_interval,
     one_line,
     shorten,
     without_controls,
@@ -121,7 +119,7 @@ def advice_table(advice: Iterable[Advice], *, is_loaded: bool = False) -> Table:
         }
         for piece in advice
     )
-    return tabulate(rows, heads=("advice",) if is_loaded else ())
+    return tabulate(rows, ["advice"] if is_loaded else [])
 
 
 def bottleneck_table(found: Iterable[tuple[float, str, str]]) -> Table:
@@ -151,9 +149,10 @@ def length_section(measured: Mapping[str, Measurement]) -> Section:
     known = {
         title: facts for title, figures in measured.items() if (facts := length_facts(figures))
     }
-    has_lengths = any(figures.lengths is not None for figures in measured.values())
-    footnotes = Bullets(sentences=(_LENGTHS_FOOTNOTE,) if has_lengths else (), is_footnote=True)
-    return Section(title="Lengths: tokens and padding", blocks=(side_by_side(known), footnotes))
+    notes = [_LENGTHS_FOOTNOTE] if any(run.lengths for run in measured.values()) else []
+    return Section(
+        title="Lengths: tokens and padding", blocks=(side_by_side(known), footnotes(notes))
+    )
 
 
 def length_facts(figures: Measurement) -> dict[str, str]:
@@ -177,7 +176,7 @@ def length_facts(figures: Measurement) -> dict[str, str]:
         "padding, similar lengths": show(lengths.buckets.bucket_padding, "share"),
         "device time, similar lengths": _device_time(lengths.buckets),
         "padding, packed rows": show(packed and packed.padding, "share"),
-        "device time, packed rows": NO_VALUE if packed is None else _device_time(packed),
+        "device time, packed rows": _device_time(packed),
     }
 
 
@@ -185,11 +184,11 @@ def _error(relative_sd: float | None) -> str:
     return "" if relative_sd is None else f" (± {show(relative_sd, 'share')})"
 
 
-def _device_time(forecast: BucketForecast | PackForecast) -> str:
-    if forecast.device_time is None or forecast.device_time_ci is None:
-        return ""
-    low, high = (show(share, "share") for share in forecast.device_time_ci)
-    return f"{show(forecast.device_time, 'share')} of the present ({low} to {high})"
+def _device_time(forecast: BucketForecast | PackForecast | None) -> str:
+    if forecast is None or forecast.device_time_ci is None:
+        return NO_VALUE
+    interval = show_interval(*forecast.device_time_ci, "share")
+    return f"{show(forecast.device_time, 'share')} of the present ({interval})"
 
 
 # Conditions of the device during the windows.
@@ -198,41 +197,34 @@ def _device_time(forecast: BucketForecast | PackForecast) -> str:
 def device_section(summary: RunSummary, runs: Mapping[str, Sequence[Measurement]]) -> Section:
     """Return the section on the device during each configuration's windows, with throttled trials."""
     table = side_by_side({title: device_facts(own) for title, own in runs.items()})
-    first = {
-        trial.number: trial.measurement for trial in summary.trials if trial.measurement is not None
-    }
-    numbers = [
-        str(number)
-        for number, run in first.items()
-        if run.conditions and run.conditions.disturbances
-    ]
-    footnotes = (f"Trials that were throttled: {', '.join(numbers)}.",) if numbers else ()
-    return Section(
-        title="Device during the windows",
-        blocks=(table, Bullets(sentences=footnotes, is_footnote=True)),
+    throttled = ", ".join(
+        str(trial.number)
+        for trial in summary.trials
+        if trial.measurement is not None
+        and trial.measurement.conditions is not None
+        and trial.measurement.conditions.disturbances
     )
+    notes = footnotes([f"Trials that were throttled: {throttled}."] if throttled else [])
+    return Section(title="Device during the windows", blocks=(table, notes))
 
 
 def device_facts(runs: Sequence[Measurement]) -> dict[str, str]:
     """Return what the device reported during one configuration's windows, by name."""
     windows = conditions_of(runs)
+    no = "no" if windows else NO_VALUE
     powers = list_known(window.power_w for window in windows)
-    highest = tuple(list_known(window.max_sm_clock_mhz for window in windows))
     sizes = list_known(window.others_memory_bytes for window in windows)
     loads = list_known(window.others_busy_fraction for window in windows)
-    limited = "no"
-    if any(window.is_at_power_limit for window in windows):
-        limited = describe_windows_at_limit(windows)
     retries = sum_retries(runs)
     tensors = list_known(run.memory.allocated_bytes for run in runs)
     return {
         "power": f"{fmean(powers):,.0f} W" if powers else NO_VALUE,
         "clock": _span((window.sm_clock_mhz for window in windows), "MHz"),
-        "highest clock": _span([highest], "MHz"),
+        "highest clock": _span([(window.max_sm_clock_mhz,) for window in windows], "MHz"),
         "memory clock": _span((window.memory_clock_mhz for window in windows), "MHz"),
         "temperature": _span((window.temperature_c for window in windows), "°C"),
-        "at its power limit": limited if windows else NO_VALUE,
-        "throttled": (describe_windows_throttled(windows) or "no") if windows else NO_VALUE,
+        "at its power limit": describe_windows_at_limit(windows) or no,
+        "throttled": describe_windows_throttled(windows) or no,
         "memory in use before trial": show(max(sizes, default=None), "bytes"),
         "device busy before trial": show(max(loads, default=None), "share"),
         "peak of tensors": show(max(tensors, default=None), "bytes"),
@@ -240,9 +232,9 @@ def device_facts(runs: Sequence[Measurement]) -> dict[str, str]:
     }
 
 
-def _span(edges: Iterable[tuple[int, ...] | None], unit: str) -> str:
+def _span(edges: Iterable[tuple[int | None, ...] | None], unit: str) -> str:
     """Return the lowest and the highest value at any window's edge: "1,755 to 1,980 MHz"."""
-    values = [value for edge in list_known(edges) for value in edge]
+    values = list_known(value for edge in edges for value in edge or ())
     if not values:
         return NO_VALUE
     low = min(values)
@@ -254,15 +246,14 @@ def _span(edges: Iterable[tuple[int, ...] | None], unit: str) -> str:
 
 _SAMPLES_OF_A_BAR = 1000
 """Samples whose time is shown next to a bar. Source: our convention."""
-_CEILINGS = (
-    "Loader alone: read without training. Device alone: trained on batches that it already holds. "
-    "Both use the column's own settings."
-)
-_COPYING = "copying alone"
-"""Optional column, shown only if batches are copied."""
-_COPIES = "Copying alone: batches moved to the device without training."
-_HOST = "host alone"
-_LAUNCHING = "Host alone: prefetched batches fetched and launched, without waiting for the device."
+_ALONE = {
+    "loader alone": "Loader alone: read without training.",
+    "device alone": "Device alone: trained on batches that it already holds.",
+    "copying alone": "Copying alone: batches moved to the device without training.",
+    "host alone": (
+        "Host alone: prefetched batches fetched and launched, without waiting for the device."
+    ),
+}
 _HELD_ALONE = (
     "Launching limited the device alone as well, so the device's ceiling is calculated from its "
     "busy time."
@@ -294,67 +285,42 @@ _COSTS: dict[str, tuple[str, Unit]] = {
 
 def time_section(measured: Mapping[str, Measurement]) -> Section:
     """Return the section on the time breakdown and on how busy the device was by each source."""
-    parts = {
-        title: figures.breakdown
+    exchanges = footnotes(
+        f"{title}: {describe_exchange(figures.communication)}."
         for title, figures in measured.items()
-        if figures.breakdown is not None
-    }
-    footnotes = []
-    for title, figures in measured.items():
-        if figures.communication is not None:
-            counted = ", counted as synchronising" if title in parts else ""
-            footnotes.append(f"{title}: {describe_exchange(figures.communication)}{counted}.")
+        if figures.communication is not None
+    )
     sources = dict.fromkeys(
         reading.source for figures in measured.values() for reading in figures.busy_readings
     )
     busy = side_by_side(
         {title: _busy_facts(figures, sources) for title, figures in measured.items()}
     )
-    blocks = (
-        _bars(measured, parts),
-        _table(parts),
-        busy,
-        Bullets(sentences=tuple(footnotes), is_footnote=True),
-    )
-    return Section(title="Where the time goes", blocks=blocks)
+    return Section(title="Where the time goes", blocks=(_bars(measured), busy, exchanges))
 
 
 def ceiling_section(measured: Mapping[str, Measurement]) -> Section:
     """Return the section on ceilings: loader, device, copying and host, each alone."""
-    rows = []
+    facts = {}
     is_held_alone = False
     for title, known in measured.items():
         room = headroom_in(known)
         if room is not None and room.device_ceiling > (known.device_ceiling or 0.0):
             is_held_alone = True
-        if list_known([known.loader_ceiling, known.device_ceiling, known.copy_ceiling]):
-            rows.append(
-                {
-                    "": title,
-                    "samples/s": show(known.samples_per_s, "plain_rate"),
-                    "loader alone": show(known.loader_ceiling, "plain_rate"),
-                    "device alone": show(known.device_ceiling, "plain_rate"),
-                    _COPYING: show(known.copy_ceiling, "plain_rate"),
-                    _HOST: show(known.host_ceiling, "plain_rate"),
-                    "share of the device's": show(room and room.share_of_device, "share"),
-                    "share of the lowest": show(room and room.share_of_lower, "share"),
-                }
-            )
-    footnotes = []
-    if rows:
-        footnotes.append(_CEILINGS)
-    if list_known(known.copy_ceiling for known in measured.values()):
-        footnotes.append(_COPIES)
-    if list_known(known.host_ceiling for known in measured.values()):
-        footnotes.append(_LAUNCHING)
+        facts[title] = {
+            "loader alone": show(known.loader_ceiling, "plain_rate"),
+            "device alone": show(known.device_ceiling, "plain_rate"),
+            "copying alone": show(known.copy_ceiling, "plain_rate"),
+            "host alone": show(known.host_ceiling, "plain_rate"),
+            "share of the device's": show(room and room.share_of_device, "share"),
+            "share of the lowest": show(room and room.share_of_lower, "share"),
+        }
+    table = side_by_side(facts)
+    shown = [note for name, *_ in table.rows if (note := _ALONE.get(name))]
     if is_held_alone:
-        footnotes.append(_HELD_ALONE)
-    sentences = (" ".join(footnotes),) if footnotes else ()
-    blocks = (
-        tabulate(rows, optional=(_COPYING, _HOST)),
-        Bullets(sentences=sentences, is_footnote=True),
-    )
-    return Section(title="Ceilings: what loader and device reach alone", blocks=blocks)
+        shown.append(_HELD_ALONE)
+    blocks = (table, footnotes([" ".join(shown)] if shown else []))
+    return Section(title="Ceilings: samples/s of loader and device alone", blocks=blocks)
 
 
 def loader_section(measured: Mapping[str, Measurement]) -> Section:
@@ -366,10 +332,8 @@ def loader_section(measured: Mapping[str, Measurement]) -> Section:
     }
     table = side_by_side({title: loader_facts(costs) for title, costs in known.items()})
     timed = "; ".join(f"{title}: {costs.items:,} items" for title, costs in known.items())
-    footnotes = (
-        (f"Timed outside the window, item by item, in one process ({timed}).",) if known else ()
-    )
-    blocks = (table, Bullets(sentences=footnotes, is_footnote=True))
+    note = f"Timed outside the window, item by item, in one process ({timed})."
+    blocks = (table, footnotes([note] if known else []))
     return Section(title="Inside the loader: what an item costs", blocks=blocks)
 
 
@@ -385,38 +349,25 @@ def fullness_facts(fullness: Fullness | None) -> dict[str, str]:
     }
 
 
-def _bars(measured: Mapping[str, Measurement], parts: Mapping[str, TimeBreakdown]) -> TimeBars:
-    rates = {title: measured[title].samples_per_s for title in parts}
-    bars = (
-        TimeBar(
-            title=title,
-            caption=f"{show(_SAMPLES_OF_A_BAR / rates[title], 'seconds')} for {_SAMPLES_OF_A_BAR:,} samples",
-            length=min(rates.values()) / rates[title],
-            parts=tuple((part, share.fraction) for part, share in breakdown.shares().items()),
-        )
-        for title, breakdown in parts.items()
+def _bars(measured: Mapping[str, Measurement]) -> TimeBars:
+    slowest = min(
+        (run.samples_per_s for run in measured.values() if run.breakdown is not None), default=0.0
     )
-    return TimeBars(bars=tuple(bars))
-
-
-def _table(parts: Mapping[str, TimeBreakdown]) -> Table:
-    rows = []
-    for part in PARTS if parts else ():
-        shares = [breakdown.shares()[part] for breakdown in parts.values()]
-        sources = "; ".join(dict.fromkeys(one_line(share.source) for share in shares))
-        rows.append(
-            (PART_NAMES[part], *(show(share.fraction, "share") for share in shares), sources)
-        )
-        restarts = [breakdown.restart_fraction for breakdown in parts.values()]
-        if part == "data_wait" and any(restarts):
-            rows.append(
-                (
-                    "of it at restarts of epochs",
-                    *(show(restart, "share") for restart in restarts),
-                    sources,
-                )
+    bars = []
+    for title, run in measured.items():
+        if run.breakdown is None:
+            continue
+        time = show(_SAMPLES_OF_A_BAR / run.samples_per_s, "seconds")
+        parts = ((part, share.fraction) for part, share in run.breakdown.shares().items())
+        bars.append(
+            TimeBar(
+                title=title,
+                caption=f"{time} for {_SAMPLES_OF_A_BAR:,} samples",
+                length=slowest / run.samples_per_s,
+                parts=tuple(parts),
             )
-    return Table(heads=("", *parts, MEASURED_BY), rows=tuple(rows))
+        )
+    return TimeBars(bars=tuple(bars))
 
 
 def _busy_facts(figures: Measurement, sources: Iterable[str]) -> dict[str, str]:
@@ -445,45 +396,34 @@ def list_memory_lines(summary: RunSummary) -> tuple[MemoryLine, ...]:
 
 def lines_of_group(summary: RunSummary, lines: Sequence[MemoryLine]) -> tuple[MemoryLine, ...]:
     """Return the lines of all precisions on the recommended strategy and number of devices."""
-    own = _group(_settings(summary))
-    return tuple(line for line in lines if _group(line.config) == own)
-
-
-def describe_memory_line(summary: RunSummary, lines: Sequence[MemoryLine]) -> tuple[str, ...]:
-    """Return the line of the recommended settings as a sentence; () if there is none."""
-    kind = memory_kind(_settings(summary))
-    return tuple(
-        f"Memory of {_name_line(line, lines)}: {_base(line)} + "
-        f"{show(line.bytes_per_sample, 'bytes')} a sample, ± {show(line.error_bytes, 'bytes')}."
-        for line in lines
-        if memory_kind(line.config) == kind
-    )
+    own = _name(_settings(summary))
+    return tuple(line for line in lines if _name(line.config) == own)
 
 
 def describe_group(own: Sequence[MemoryLine], lines: Sequence[MemoryLine]) -> str:
     """Return which devices and workers the lines `own` hold for; "" or with a leading space."""
     has_others = 0 < len(own) < len(lines)
-    whose = f" They are for {name_group(*_group(own[0].config))} only." if has_others else ""
+    whose = f" They are for {_name(own[0].config)} only." if has_others else ""
     return whose + "".join(f" {note}" for note in _workers(own))
 
 
 def memory_table(summary: RunSummary, lines: Sequence[MemoryLine]) -> tuple[Table, Bullets]:
     """Return the fitted memory lines as a table, with footnotes."""
-    footnotes = (_MEMORY_FOOTNOTE, *_workers(lines)) if lines else ()
-    footnotes += tuple(_describe_not_excluded(summary))
-    table = tabulate(_row(line, lines, summary.limit_bytes) for line in lines)
-    return table, Bullets(sentences=footnotes, is_footnote=True)
-
-
-def _describe_not_excluded(summary: RunSummary) -> Iterator[str]:
-    """Yield which memory might still grow to the limit within a day: the windows were short."""
+    notes = [_MEMORY_FOOTNOTE, *_workers(lines)] if lines else []
+    # the windows were short: which memory might still grow to the limit within a day?
     chosen = summary.recommendation
     runs = runs_of(summary.trials, 0 if chosen is None else chosen.number)
-    if kinds := kinds_not_excluded(runs, MemoryLimits.on(summary.environment, summary.limit_bytes)):
+    kinds = kinds_not_excluded(runs, MemoryLimits.on(summary.environment, summary.limit_bytes))
+    if kinds:
         memory = " or ".join(
             "the device's memory" if kind == "device" else "host memory" for kind in kinds
         )
-        yield f"The windows were too short to exclude that {memory} grows to the limit within a day of training."
+        notes.append(
+            f"The windows were too short to exclude that {memory} grows to the limit within a day "
+            "of training."
+        )
+    table = tabulate(_memory_row(line, lines, summary.limit_bytes) for line in lines)
+    return table, footnotes(notes)
 
 
 def stress_section(summary: RunSummary) -> Section:
@@ -514,58 +454,40 @@ def _describe_stress(summary: RunSummary) -> Iterator[str]:
     limit = summary.limit_bytes
     peak = f"Peak memory: {format_bytes_of(load.own_bytes, limit)}"
     if load.is_more:
-        whole = format_bytes_of(load.peak_bytes, limit)
-        peak += f", that is up to {whole} for {_bearer(load)}"
+        group = describe_group_peak(load.peak_bytes, load.ranks, load.bucket_bytes)
+        peak += f", that is {group}"
     side = "within" if load.peak_bytes <= limit else "above"
     yield f"{peak}, {side} the limit of {show(limit, 'bytes')} ({stress.memory.source})."
-    # The samples
-    largest = show(stress.largest_item_bytes, "bytes")
-    median = show(stress.median_item_bytes, "bytes")
-    sizes = f"the largest has {largest}, the median {median}"
-    if largest == median:
-        sizes = f"all have {largest}"
-    yield f"Sizes of {format_count(stress.items_seen, 'item')} were read: {sizes}."
+    yield (
+        f"The largest of {format_count(stress.items_seen, 'item')} has "
+        f"{show(stress.largest_item_bytes, 'bytes')}, the median "
+        f"{show(stress.median_item_bytes, 'bytes')}."
+    )
 
 
-def _bearer(load: Load) -> str:
-    """Return whose memory counts together: "2 ranks with 64.0 MiB of gradient buckets each"."""
-    who = "a rank" if load.ranks == 1 else f"{load.ranks} ranks"
-    if not load.bucket_bytes:
-        return who
-    each = "" if load.ranks == 1 else " each"
-    return f"{who} with {show(load.bucket_bytes, 'bytes')} of gradient buckets{each}"
-
-
-def _row(line: MemoryLine, lines: Sequence[MemoryLine], limit_bytes: int) -> dict[str, str]:
+def _memory_row(line: MemoryLine, lines: Sequence[MemoryLine], limit_bytes: int) -> dict[str, str]:
     farthest = 4 * line.batches[-1]
     largest = line.largest_batch(limit_bytes, farthest + 1)
     fitting = f"{largest:,}" if largest else NO_VALUE
     if largest > farthest:
         fitting = f"over {farthest:,}"
+    # name the devices only if lines differ in them
+    name: str = line.config.amp_dtype
+    if len({_name(other.config) for other in lines}) > 1:
+        name += f", {_name(line.config)}"
+    # without a batch: "199 MiB", "141 MiB + 58.0 MiB for 2 loader workers"
+    base = show(line.intercept_bytes - line.workers_bytes, "bytes")
+    if line.workers_bytes:
+        workers = format_count(line.config.num_workers, "loader worker")
+        base += f" + {show(line.workers_bytes, 'bytes')} for {workers}"
     return {
-        "precision": _name_line(line, lines),
+        "precision": name,
         "trials": str(len(line.batches)),
-        "at batch 0": _base(line),
+        "at batch 0": base,
         "a sample": show(line.bytes_per_sample, "bytes"),
         "± error": show(line.error_bytes, "bytes"),
         "batch at the limit": fitting,
     }
-
-
-def _name_line(line: MemoryLine, lines: Sequence[MemoryLine]) -> str:
-    """Return its precision, with its devices if lines differ in them: "float32, ddp × 2"."""  # noqa: RUF002 - a times sign
-    if len({_group(other.config) for other in lines}) <= 1:
-        return line.config.amp_dtype
-    return f"{line.config.amp_dtype}, {name_group(*_group(line.config))}"
-
-
-def _base(line: MemoryLine) -> str:
-    """Return the memory without a batch: "199 MiB", "141 MiB + 58.0 MiB for 2 loader workers"."""
-    alone = show(line.intercept_bytes - line.workers_bytes, "bytes")
-    if not line.workers_bytes:
-        return alone
-    workers = format_count(line.config.num_workers, "loader worker")
-    return f"{alone} + {show(line.workers_bytes, 'bytes')} for {workers}"
 
 
 def _workers(lines: Sequence[MemoryLine]) -> tuple[str, ...]:
@@ -578,45 +500,54 @@ def _settings(summary: RunSummary) -> TrainingConfig:
     return summary.baseline if summary.recommendation is None else summary.recommendation.config
 
 
-def _group(config: TrainingConfig) -> tuple[str, int]:
-    return config.strategy, config.world_size
+def _name(config: TrainingConfig) -> str:
+    return name_group(config.strategy, config.world_size)
 
 
 # Several devices: whether they help, their bottlenecks, advice, and each rank's figures.
 
-_STRATEGY_HEADS = ("", "samples/s", "interval", "efficiency", "exposed", "hidden")
-
 
 def scaling_sections(summary: RunSummary, columns: Sequence[Column]) -> tuple[Section, ...]:
-    """Return the sections on several devices; () if no trial had more than one."""
-    comparison = _compare(summary)
+    """Return the sections on several devices; () if no trial had more than one.
+
+    A configuration that a further run or a stress run refuted counts as tried, but can't be the
+    best of its strategy.
+    """
+    found = summary.recommendation
+    trials = [
+        trial.model_copy(update={"score": None})
+        if found is not None and trial.number in found.overloaded
+        else trial
+        for trial in summary.trials
+    ]
+    comparison = compare_strategies(trials, summary.environment, summary.run_variation)
     if comparison is None:
         return ()
-    group = "" if comparison.fastest is None else _name(comparison.fastest)
-    bests = [entry.best for entry in comparison.entries]
-    kinds = ["failed" if best is None else role_of(best.number, summary) for best in bests]
+    group = "" if comparison.fastest is None else _name(comparison.fastest.config)
+    kinds = [
+        "failed" if entry.best is None else role_of(entry.best.number, summary)
+        for entry in comparison.entries
+    ]
     answer = Paragraph(text=_describe_answer(comparison))
-    footnotes = Bullets(sentences=tuple(_footnotes(comparison)), is_footnote=True)
-    table = tabulate(map(_strategy_row, comparison.entries), _STRATEGY_HEADS, kinds=kinds)
-    advice = advice_table(comparison.advice)
-    found = (
+    table = tabulate(map(_strategy_row, comparison.entries), kinds=kinds)
+    limits = (
         (limit.share, CAUSES[limit.cause], f"{limit.evidence}.") for limit in comparison.bottlenecks
     )
+    titled: dict[str, tuple[Block, ...]] = {
+        "Do more devices help?": (answer, table, footnotes(_strategy_notes(comparison))),
+        f"Bottlenecks of {group}": (bottleneck_table(limits),),
+        f"What would help {group}": (advice_table(comparison.advice),),
+    }
     return (
-        Section(
-            title="Do more devices help?", blocks=(answer, table, footnotes), is_short_search=True
+        *(
+            Section(title=title, blocks=blocks, is_short_search=True)
+            for title, blocks in titled.items()
         ),
-        Section(
-            title=f"Bottlenecks of {group}", blocks=(bottleneck_table(found),), is_short_search=True
-        ),
-        Section(title=f"What would help {group}", blocks=(advice,), is_short_search=True),
         *_ranks_of(comparison, summary, columns),
     )
 
 
-def rank_section(
-    ranks: Sequence[RankFigures], whose: str = "", footnotes: Sequence[str] = ()
-) -> tuple[Section, ...]:
+def rank_section(ranks: Sequence[RankFigures], whose: str = "") -> tuple[Section, ...]:
     """Return the section on each rank, naming uneven ones; () for a single process."""
     if not ranks:
         return ()
@@ -628,28 +559,7 @@ def rank_section(
     ]
     table = tabulate(_rank_row(rank, devices[rank.rank]) for rank in ranks)
     title = f"Each rank of {whose}" if whose else "Each rank"
-    blocks = (table, Bullets(sentences=(*uneven, *footnotes), is_footnote=True))
-    return filled(Section(title=title, blocks=blocks, is_short_search=True))
-
-
-def _compare(summary: RunSummary) -> StrategyComparison | None:
-    """Compare the strategies of a search; None if every trial had one device.
-
-    A configuration that a further run or a stress run refuted counts as tried, but can't be the
-    best of its strategy.
-    """
-    found = summary.recommendation
-    if found is None:
-        return compare_strategies(summary.trials, summary.environment, summary.run_variation)
-    trials = [
-        trial.model_copy(update={"score": None}) if trial.number in found.overloaded else trial
-        for trial in summary.trials
-    ]
-    return compare_strategies(trials, summary.environment, summary.run_variation)
-
-
-def _name(best: StrategyBest) -> str:
-    return name_group(best.config.strategy, best.config.world_size)
+    return filled(Section(title=title, blocks=(table, footnotes(uneven)), is_short_search=True))
 
 
 def _describe_answer(comparison: StrategyComparison) -> str:
@@ -678,7 +588,7 @@ def _describe_verdict(
 ) -> str:
     count = fastest.config.world_size
     interval = show_interval(ratio.low, ratio.high, "times")
-    rate = f"{_name(fastest)} trains {show(ratio.value, 'times')} times as fast as one device ({interval}"
+    rate = f"{_name(fastest.config)} trains {show(ratio.value, 'times')} times as fast as one device ({interval}"
     if comparison.helps == "yes":
         who = "the second device helps" if count == 2 else f"{count} devices help"
         return f"Yes, {who}: {rate}), an efficiency of {show(ratio.value / count, 'share')}."
@@ -690,15 +600,15 @@ def _describe_verdict(
 
 
 def _strategy_row(entry: StrategyEntry) -> dict[str, str]:
+    row = {"": name_group(entry.strategy, entry.world_size)}
     best = entry.best
-    name = {"": name_group(entry.strategy, entry.world_size)}
     if best is None:
-        return name
+        return row
     rate = best.samples_per_s
     exchange = best.communication
-    return name | {
+    return row | {
         "samples/s": show(rate.value, "plain_rate"),
-        "interval": show_interval(rate.low, rate.high, "plain_rate"),
+        INTERVAL: show_interval(rate.low, rate.high, "plain_rate"),
         "efficiency": NO_VALUE if best.efficiency is None else _format_efficiency(best.efficiency),
         "exposed": show(exchange and exchange.exposed_fraction, "share"),
         "hidden": show(exchange and exchange.hidden_fraction, "share"),
@@ -714,17 +624,14 @@ def _format_efficiency(efficiency: Interval) -> str:
     return f"{show(efficiency.value, 'share')} ({format_interval(low, high)})"
 
 
-def _footnotes(comparison: StrategyComparison) -> Iterator[str]:
+def _strategy_notes(comparison: StrategyComparison) -> Iterator[str]:
     """Yield the footnotes of the table of strategies."""
     yield f"Shown: {'; '.join(map(_describe_choice, comparison.entries))}."
     if comparison.other_changes:
         names = ", ".join(comparison.other_changes)
         yield f"Part of the difference may come from other settings: {names}."
     yield "Efficiency: throughput for each device, relative to one device alone."
-    if any(
-        entry.best is not None and entry.best.communication is not None
-        for entry in comparison.entries
-    ):
+    if any(entry.best and entry.best.communication for entry in comparison.entries):
         yield (
             "Exposed: share of a step that exchanging gradients adds. Hidden: share of the "
             "exchange that overlaps with the backward pass."
@@ -735,31 +642,19 @@ def _describe_choice(entry: StrategyEntry) -> str:
     name = name_group(entry.strategy, entry.world_size)
     if entry.best is None:
         return f"{name}: none of {entry.tried} ran well"
-    again = f" ({format_count(entry.best.runs, 'run')})" if entry.best.runs > 1 else ""
-    return f"{name}: trial {entry.best.number}, best of {entry.feasible}{again}"
+    return f"{name}: trial {entry.best.number}, best of {entry.feasible}"
 
 
 def _ranks_of(
     comparison: StrategyComparison, summary: RunSummary, columns: Sequence[Column]
 ) -> tuple[Section, ...]:
     """Return the section on the recommended group's ranks, or the fastest group's for one device."""
-    found = summary.recommendation
-    fastest = comparison.fastest
-    if found is not None and (fastest is None or found.number != fastest.number):
-        figures = next(
-            (column.figures for column in columns if column.number == found.number), None
-        )
-        if figures is not None and figures.ranks:
-            return rank_section(
-                figures.ranks, name_group(found.config.strategy, found.config.world_size)
-            )
-    if fastest is None:
+    figures = recommended_figures(summary, columns)
+    if summary.recommendation is not None and figures is not None and figures.ranks:
+        return rank_section(figures.ranks, _name(summary.recommendation.config))
+    if comparison.fastest is None:
         return ()
-    footnotes = []
-    is_limiting = any(bottleneck.cause == "uneven_rank" for bottleneck in comparison.bottlenecks)
-    if uneven_ranks(fastest.ranks) and not is_limiting:
-        footnotes.append("That does not limit the group here.")
-    return rank_section(fastest.ranks, _name(fastest), footnotes)
+    return rank_section(comparison.fastest.ranks, _name(comparison.fastest.config))
 
 
 def _rank_row(rank: RankFigures, device: str) -> dict[str, str]:
@@ -788,19 +683,16 @@ _NUMBERS_SHOWN = 3
 """Trials named for each kind of failure. Source: our convention."""
 _OWN_REASON_EACH: frozenset[Outcome] = frozenset({"crashed", "invalid"})
 """Outcomes whose reasons name different faults; reasons of the others differ only in figures."""
-_ENERGY = "energy a sample"
-"""Optional column, shown only if a device reports energy."""
-_INTERVAL = "interval"
 _HEADS = (
     "#",
     "settings",
     "outcome",
     "samples/s",
-    _INTERVAL,
+    INTERVAL,
     "score",
     "busy",
     "peak memory",
-    _ENERGY,
+    "energy a sample",
     "reason",
 )
 _PRECISION_FOOTNOTE = (
@@ -811,16 +703,13 @@ _PRECISION_FOOTNOTE = (
 
 def trial_section(summary: RunSummary, table: Table) -> Section:
     """Return the section with the table of trials and its footnotes."""
-    sources = _busy_sources((trial.number, trial.measurement) for trial in _shown(summary))
-    left_out = []
+    notes = []
     if len(table.rows) < len(summary.trials):
-        count = f"{len(table.rows)} of {format_count(len(summary.trials), 'trial')}"
-        left_out.append(
-            f"{count} are shown: the baseline, what ran more than once, the best, and failures; "
-            "trials.jsonl has all."
+        notes.append(
+            f"{len(table.rows)} of {format_count(len(summary.trials), 'trial')} are shown: the "
+            "baseline, what ran more than once, the best, and failures; trials.jsonl has all."
         )
-    blocks = (table, Bullets(sentences=tuple(left_out), is_footnote=True), sources)
-    return Section(title="Trials, each by its first run", blocks=blocks)
+    return Section(title="Trials, each by its first run", blocks=(table, footnotes(notes)))
 
 
 def trial_table(summary: RunSummary) -> Table:
@@ -830,12 +719,7 @@ def trial_table(summary: RunSummary) -> Table:
         role_of(trial.number, summary) or ("" if trial.is_feasible else "failed")
         for trial in trials
     ]
-    rows = (_trial(trial, summary) for trial in trials)
-    return _with_interval_named(
-        tabulate(rows, _HEADS, kinds=kinds, optional=(_ENERGY,)),
-        summary,
-        (trial.measurement for trial in trials),
-    )
+    return tabulate((_trial(trial, summary) for trial in trials), _HEADS, kinds=kinds)
 
 
 def _shown(summary: RunSummary) -> list[TrialRecord]:
@@ -865,26 +749,18 @@ def repeat_section(summary: RunSummary) -> Section:
         if trial.repeats
         for place, result in enumerate(trial.results, 1)
     ]
-    in_order = sorted(runs, key=lambda run: run[0])
-    rows = [
-        _repeat(summary.run_variation, trial, place, result) for _, trial, place, result in in_order
-    ]
-    measured = [(trial.number, result.measurement) for _, trial, _, result in runs]
-    table = _with_interval_named(
-        tabulate(rows, optional=(_ENERGY,)), summary, (run for _, run in measured)
+    rows = (
+        {
+            "run": str(place),
+            "#": str(trial.number),
+            "settings": describe_settings(trial.config),
+            "outcome": OUTCOMES[result.outcome],
+            **_measured(result.measurement, summary.run_variation),
+        }
+        for _, trial, place, result in sorted(runs, key=lambda run: run[0])
     )
-    sources = _busy_sources(measured)
-    speedups = Bullets(sentences=_compare_with_measured(summary) if runs else (), is_footnote=True)
-    return Section(title="Settings that ran more than once", blocks=(table, sources, speedups))
-
-
-def _with_interval_named(
-    table: Table, summary: RunSummary, runs: Iterable[Measurement | None]
-) -> Table:
-    name = name_interval(
-        summary.run_variation, (run.window.is_held_by_device for run in runs if run is not None)
-    )
-    return replace(table, heads=tuple(name if head == _INTERVAL else head for head in table.heads))
+    speedups = footnotes(_compare_with_measured(summary) if runs else ())
+    return Section(title="Settings that ran more than once", blocks=(tabulate(rows), speedups))
 
 
 def _compare_with_measured(summary: RunSummary) -> tuple[str, ...]:
@@ -957,11 +833,9 @@ def precision_section(summary: RunSummary) -> Section:
         (trial, trial.result.guard) for trial in summary.trials if trial.result.guard is not None
     ]
     more = dict.fromkeys(str(note) for _, figures in checked for note in figures.notes)
-    footnotes = Bullets(sentences=(_PRECISION_FOOTNOTE, *more) if checked else (), is_footnote=True)
+    notes = footnotes([_PRECISION_FOOTNOTE, *more] if checked else [])
     table = tabulate(starmap(_precision, checked))
-    return Section(
-        title="Precision check: does it train as float32 does?", blocks=(table, footnotes)
-    )
+    return Section(title="Precision check: does it train as float32 does?", blocks=(table, notes))
 
 
 def _precision(trial: TrialRecord, figures: PrecisionFigures) -> dict[str, str]:
@@ -990,44 +864,19 @@ def _trial(trial: TrialRecord, summary: RunSummary) -> dict[str, str]:
     }
 
 
-def _repeat(
-    spread: RunVariation, trial: TrialRecord, place: int, result: TrialResult
-) -> dict[str, str]:
-    return {
-        "run": str(place),
-        "#": str(trial.number),
-        "settings": describe_settings(trial.config),
-        "outcome": OUTCOMES[result.outcome],
-        **_measured(result.measurement, spread),
-    }
-
-
 def _measured(run: Measurement | None, spread: RunVariation) -> dict[str, str]:
+    interval = NO_VALUE
+    if run is not None:
+        rate = rate_of_runs([run], spread)
+        interval = show_interval(rate.low, rate.high, "plain_rate")
     return {
         "samples/s": show(run and run.samples_per_s, "plain_rate"),
-        _INTERVAL: NO_VALUE if run is None else _show_run_interval(run, spread),
+        INTERVAL: interval,
         "busy": show(run and run.busy_fraction, "share"),
         "data wait": show(run and run.data_wait_fraction, "share"),
         "peak memory": show(run and run.peak_memory_bytes, "bytes"),
-        _ENERGY: show(run and run.joules_per_sample, "energy"),
+        "energy a sample": show(run and run.joules_per_sample, "energy"),
     }
-
-
-def _show_run_interval(run: Measurement, spread: RunVariation) -> str:
-    rate = rate_of_runs([run], spread)
-    return show_interval(rate.low, rate.high, "plain_rate")
-
-
-def _busy_sources(runs: Iterable[tuple[int, Measurement | None]]) -> Bullets:
-    """Return the footnote on the sources of "busy": the usual one, and trials that used another."""
-    numbers: dict[str, dict[int, None]] = {}
-    for number, run in runs:
-        if run is not None and run.busy_source is not None:
-            numbers.setdefault(one_line(run.busy_source), {})[number] = None
-    source, *others = sorted(numbers, key=lambda name: -len(numbers[name])) or [""]
-    but = "".join(f"; # {', '.join(map(str, numbers[other]))}: {other}" for other in others)
-    footnotes = (f"Busy, as used in scores: {source}{but}.",) if source else ()
-    return Bullets(sentences=footnotes, is_footnote=True)
 
 
 # Facts: the machine, the workload, the run's options, the files of the run folder.
@@ -1036,7 +885,7 @@ _FILES = {
     "recommended.yaml": "the settings to use; autotune.load() reads them",
     "recommended.patch": "the loader's settings as a change of the script",
     "report.html": "the report with its plots, for a browser",
-    "report.md": "the same in Markdown, its plots as tables",
+    "report.md": "the same in Markdown, without its plots",
     "trials.jsonl": "every trial, raw",
     "study.db": "the Optuna study",
     "environment.json": "the machine and its versions",
@@ -1081,6 +930,9 @@ def describe_environment(environment: Environment) -> dict[str, str]:
     torch = environment.torch
     if environment.cuda is not None:
         torch += f", CUDA {environment.cuda}"
+    malloc = " ".join(environment.malloc)
+    if environment.keeps_memory:
+        malloc += " (set for trials)"
     versions = [f"{name} {version}" for name, version in sorted(environment.versions.items())]
     facts = {
         "device": f"{each}{environment.device_name} ({environment.device}, {memory})",
@@ -1089,7 +941,7 @@ def describe_environment(environment: Environment) -> dict[str, str]:
         "precisions": ", ".join(environment.native_amp_dtypes),
         "TF32 switches": ", ".join(environment.tf32_overrides),
         "processor": f"{format_count(environment.cores, 'core')}{nodes}, {ram} of RAM{on_each}",
-        "malloc": _describe_malloc(environment),
+        "malloc": malloc,
         "platform": environment.platform,
         "python": environment.python,
         "torch": torch,
@@ -1098,11 +950,6 @@ def describe_environment(environment: Environment) -> dict[str, str]:
         "note": " ".join(map(str, environment.notes)),
     }
     return known_facts(facts).facts
-
-
-def _describe_malloc(environment: Environment) -> str:
-    malloc = " ".join(environment.malloc)
-    return f"{malloc} (set for trials)" if environment.keeps_memory else malloc
 
 
 def describe_workload(facts: WorkloadFacts) -> dict[str, str]:
@@ -1154,44 +1001,30 @@ def describe_run(summary: RunSummary) -> dict[str, str]:
 
 # The table of results: figures of each configuration, and the settings in which they differ.
 
-_WORTH_SHOWING = 0.005
-"""Relative correction from which on the uncorrected throughput is shown too. Source: our
-convention."""
 
-
-def result_table(
-    columns: Sequence[Column],
-    limit_bytes: int | None,
-    spread: RunVariation,
-    *,
-    reference: str = "baseline",
-) -> Table:
+def result_table(columns: Sequence[Column], limit_bytes: int | None = None) -> Table:
     """Tabulate the figures of configurations, then the settings in which they differ.
 
     Args:
         columns: The configurations; the first is the reference.
         limit_bytes: The memory limit, to show memory as a share of it too; None leaves that out.
-        spread: Run-to-run variation, which intervals include.
-        reference: Name of the first column, for the row of speed-ups.
     """
     figures = [column.figures for column in columns]
     ratios = [column.speedup for column in columns[1:]]
-    held = (is_held_in(column.runs) for column in columns if column.runs)
-    interval = f"  {name_interval(spread, held)}"
+    interval = f"  {INTERVAL}"
     # Throughput and speed-up
     rates = [known and known.samples_per_s for known in figures]
     rate_intervals = [None if known is None else known.samples_per_s_ci for known in figures]
     rows: list[tuple[str, ...]] = [
         ("samples/s", *(show(rate, "plain_rate") for rate in rates)),
         (interval, *(_show_interval(ends, "plain_rate") for ends in rate_intervals)),
-        *_raw_rows(columns),
         *_token_rows(figures),
     ]
     if any(ratios):
         gains = [ratio and ratio.value for ratio in ratios]
         gain_intervals = [None if ratio is None else (ratio.low, ratio.high) for ratio in ratios]
         rows += [
-            (f"times {reference}", "1", *(show(gain, "times") for gain in gains)),
+            (f"times {columns[0].title}", "1", *(show(gain, "times") for gain in gains)),
             (interval, "", *(_show_interval(ends, "times") for ends in gain_intervals)),
         ]
     # The device, the time, memory and energy
@@ -1216,41 +1049,26 @@ def _show_interval(ends: tuple[float, float] | None, unit: Unit) -> str:
     return NO_VALUE if ends is None else show_interval(*ends, unit)
 
 
-def _raw_rows(columns: Sequence[Column]) -> Iterator[tuple[str, ...]]:
-    """Yield the uncorrected throughput, if a correction changes one of them noticeably."""
-    counted: list[float | None] = []
-    is_worth_showing = False
-    for column in columns:
-        raw = None
-        if column.runs:
-            raw = geometric_mean(run.window.raw_samples_per_s for run in column.runs)
-        if raw and column.figures is not None:
-            is_worth_showing |= abs(column.figures.samples_per_s / raw - 1) >= _WORTH_SHOWING
-        counted.append(raw)
-    if is_worth_showing:
-        yield "  as counted", *(show(raw, "plain_rate") for raw in counted)
-
-
 def _token_rows(figures: Sequence[Measurement | None]) -> Iterator[tuple[str, ...]]:
     """Yield tokens/s and the share of padding, if batches have lengths."""
     rates = [known and known.tokens_per_s for known in figures]
     if list_known(rates):
-        yield "tokens/s", *(show(rate, "plain_rate") for rate in rates)
         padding = [known and padding_of(known) for known in figures]
-        if list_known(padding):
-            yield "  of them padding", *(show(share, "share") for share in padding)
+        yield "tokens/s", *(show(rate, "plain_rate") for rate in rates)
+        yield "  of them padding", *(show(share, "share") for share in padding)
 
 
 def _time_rows(columns: Sequence[Column]) -> Iterator[tuple[str, ...]]:
-    """Yield the parts of the time; the loop's waits for data if a column lacks the parts."""
+    """Yield the waits for data, and the parts of the time that are known."""
+    yield PART_NAMES["data_wait"], *(show(wait, "share") for wait in list_waits(columns))
     breakdowns = [column.figures and column.figures.breakdown for column in columns]
-    is_whole = has_parts(columns)
-    if not is_whole:
-        yield "data wait", *(show(wait, "share") for wait in list_waits(columns))
-    for part in PARTS:
+    rows = {"  at epoch ends": [parts and parts.restart_fraction for parts in breakdowns]}
+    for part in PARTS[1:]:
         shares = [parts and parts.shares()[part].fraction for parts in breakdowns]
-        if any(shares) and (is_whole or part != "data_wait"):
-            yield PART_NAMES[part], *(show(share, "share") for share in shares)
+        rows[PART_NAMES[part]] = shares
+    for name, fractions in rows.items():
+        if any(fractions):
+            yield name, *(show(fraction, "share") for fraction in fractions)
 
 
 def _memory_rows(peaks: Sequence[int | None], limit_bytes: int | None) -> Iterator[tuple[str, ...]]:

@@ -21,7 +21,7 @@ from autotune.messages.units import (
     show_interval,
 )
 from autotune.models.time_estimate import payback_s
-from autotune.records.ceilings import Headroom
+from autotune.records.ceilings import Headroom, overlaps
 from autotune.records.measurement import (
     OTHERS_LEAST_BUSY,
     OTHERS_LEAST_BYTES,
@@ -29,7 +29,6 @@ from autotune.records.measurement import (
     DeviceConditions,
     Interval,
     Measurement,
-    disagreement,
     join_loads,
 )
 from autotune.records.result import (
@@ -46,7 +45,7 @@ from autotune.report.figures import (
     headroom_in,
     list_busy,
     list_known,
-    list_waits,
+    recommended_figures,
 )
 from autotune.report.words import describe_settings, format_setting, one_line
 
@@ -63,16 +62,6 @@ def describe_busy(columns: Sequence[Column]) -> Iterator[str]:
         yield f"Busy fractions of different sources can't be compared ({_by_title(sources, '; ', ': ')})."
     elif sources:
         yield f"Busy: {next(iter(sources.values()))}."
-    for column in columns:
-        pair = None if column.figures is None else disagreement(column.figures.busy_readings)
-        if pair is not None:
-            low, high = pair
-            yield (
-                f"{column.title}: two sources disagree by "
-                f"{100 * (high.fraction - low.fraction):.0f} points: {one_line(high.source)} "
-                f"{format_fraction(high.fraction)}, {one_line(low.source)} "
-                f"{format_fraction(low.fraction)}."
-            )
 
 
 def _by_title(values: Mapping[str, str], separator: str = ", ", between: str = " ") -> str:
@@ -85,33 +74,30 @@ def describe_throughputs(
     """Yield footnotes on energy, on the number of runs, and on the intervals of throughput."""
     if any(run.joules_per_sample is not None for own in runs.values() for run in own):
         yield "Energy: of the whole device, including idle power."
-    if not runs:
-        return
     counts = {title: format_count(len(own), "run") for title, own in runs.items()}
     if len(set(counts.values())) > 1:
         yield f"Throughput: {_by_title(counts)}."
-    else:
+    elif counts:
         yield f"Throughput: {next(iter(counts.values()))} each."
-    for is_held in sorted({is_held_in(own) for own in runs.values()}):
-        yield describe_run_variation(spread, is_held_by_device=is_held)
+    yield from describe_run_variation(spread, runs.values())
 
 
-def is_held_in(runs: Iterable[Measurement]) -> bool:
-    """Return whether the device set the pace in all these runs, which makes throughput steadier."""
-    return all(run.window.is_held_by_device for run in runs)
-
-
-def describe_run_variation(spread: RunVariation, *, is_held_by_device: bool) -> str:
-    """Return the footnote on run-to-run variation."""
-    known = spread.of([is_held_by_device])
-    where = ""
-    if spread.device is not None:
-        does = "sets" if is_held_by_device else "does not set"
-        where = f" where the device {does} the pace"
-    variation = f"Run-to-run variation{where}: {format_fraction(known.sd)} (standard deviation)"
-    if known.source == "assumed":
-        return f"{variation}, assumed as usual for such a device; every interval includes it."
-    return f"{variation}; every interval includes it."
+def describe_run_variation(
+    spread: RunVariation, configurations: Iterable[Iterable[Measurement]]
+) -> Iterator[str]:
+    """Yield the run-to-run variation of each kind of runs: limited by the host, by the device."""
+    kinds = {all(run.window.is_held_by_device for run in runs) for runs in configurations}
+    for is_held_by_device in sorted(kinds):
+        known = spread.of([is_held_by_device])
+        where = ""
+        if spread.device is not None:
+            does = "sets" if is_held_by_device else "does not set"
+            where = f" where the device {does} the pace"
+        assumed = ", assumed as usual for such a device" if known.source == "assumed" else ""
+        yield (
+            f"Run-to-run variation{where}: {format_fraction(known.sd)} (standard deviation)"
+            f"{assumed}; every interval includes it."
+        )
 
 
 def describe_exchange(exchange: Communication) -> str:
@@ -140,25 +126,22 @@ def list_doubts(runs: Mapping[str, Sequence[Measurement]]) -> Iterator[str]:
         )
     conditions = {title: conditions_of(own) for title, own in runs.items()}
     throttled = {
-        title: describe_windows_throttled(windows) for title, windows in conditions.items()
+        title: f"({reasons})"
+        for title, windows in conditions.items()
+        if (reasons := describe_windows_throttled(windows))
     }
-    if any(throttled.values()):
-        windows = {title: f"({reasons})" for title, reasons in throttled.items() if reasons}
+    if throttled:
         yield (
-            f"The device was throttled during these measurements: {_by_title(windows)}. "
+            f"The device was throttled during these measurements: {_by_title(throttled)}. "
             "Comparisons are less certain than the intervals suggest."
         )
     changes = {
-        title: [window.clock_moved_by or 0.0 for window in windows if window.has_moved]
+        title: f"({100 * max(moves, key=abs):+.0f} %)"
         for title, windows in conditions.items()
+        if (moves := [window.clock_moved_by or 0.0 for window in windows if window.has_moved])
     }
-    if any(changes.values()):
-        largest = {
-            title: f"({100 * max(moves, key=abs):+.0f} %)"
-            for title, moves in changes.items()
-            if moves
-        }
-        yield f"The device's clock, and the throughput with it, changed within a window: {_by_title(largest)}."
+    if changes:
+        yield f"The device's clock, and the throughput with it, changed within a window: {_by_title(changes)}."
 
 
 def list_conditions(runs: Mapping[str, Sequence[Measurement]]) -> Iterator[str]:
@@ -171,20 +154,23 @@ def list_conditions(runs: Mapping[str, Sequence[Measurement]]) -> Iterator[str]:
     conditions = {title: windows for title, own in runs.items() if (windows := conditions_of(own))}
     if len({window.is_at_power_limit for windows in conditions.values() for window in windows}) > 1:
         limited = {
-            title: describe_windows_at_limit(windows) for title, windows in conditions.items()
+            title: count
+            for title, windows in conditions.items()
+            if (count := describe_windows_at_limit(windows))
         }
         yield f"Only some windows ran at the device's power limit, which affects the comparison: {_by_title(limited)}."
-    memory = _of_others(
-        conditions, lambda window: window.others_memory_bytes, OTHERS_LEAST_BYTES, format_bytes
-    )
-    busy = _of_others(
-        conditions, lambda window: window.others_busy_fraction, OTHERS_LEAST_BUSY, format_fraction
-    )
-    used = []
-    if memory:
-        used.append(f"memory in use before each: {_by_title(memory)}")
-    if busy:
-        used.append(f"device busy before each: {_by_title(busy)}")
+    others = {
+        "memory in use": _of_others(
+            conditions, lambda window: window.others_memory_bytes, OTHERS_LEAST_BYTES, format_bytes
+        ),
+        "device busy": _of_others(
+            conditions,
+            lambda window: window.others_busy_fraction,
+            OTHERS_LEAST_BUSY,
+            format_fraction,
+        ),
+    }
+    used = [f"{what} before each: {_by_title(use)}" for what, use in others.items() if use]
     if used:
         yield f"Other processes started or ended on the device between these; {'; '.join(used)}."
     yield from describe_setup(runs)
@@ -225,18 +211,19 @@ def sum_retries(runs: Iterable[Measurement]) -> int | None:
 
 def describe_windows_throttled(windows: Sequence[DeviceConditions]) -> str:
     """Return the number of throttled windows and the reasons: "2 of 3 windows: heat"; "" for none."""
-    count = sum(bool(window.disturbances) for window in windows)
-    if not count:
-        return ""
-    reasons = sorted(
-        {THROTTLE_REASONS[reason] for window in windows for reason in window.disturbances}
-    )
-    return f"{count} of {format_count(len(windows), 'window')}: {', '.join(reasons)}"
+    reasons = {THROTTLE_REASONS[reason] for window in windows for reason in window.disturbances}
+    count = _count_windows(bool(window.disturbances) for window in windows)
+    return count and f"{count}: {', '.join(sorted(reasons))}"
 
 
-def describe_windows_at_limit(windows: Sequence[DeviceConditions]) -> str:
-    """Return the number of windows at the power limit: "2 of 3 windows"."""
-    return f"{sum(window.is_at_power_limit for window in windows)} of {format_count(len(windows), 'window')}"
+def describe_windows_at_limit(windows: Iterable[DeviceConditions]) -> str:
+    """Return the number of windows at the power limit: "2 of 3 windows"; "" for none."""
+    return _count_windows(window.is_at_power_limit for window in windows)
+
+
+def _count_windows(are_so: Iterable[bool]) -> str:
+    every = list(are_so)
+    return f"{sum(every)} of {format_count(len(every), 'window')}" if any(every) else ""
 
 
 def _of_others(
@@ -341,15 +328,17 @@ def _describe_batches(summary: RunSummary, found: Recommendation) -> Iterator[st
         doubt = _doubt_on(larger, summary.objective.larger_batch_gain)
         batch = f"A global batch of {larger.config.global_batch_size} instead of {own}"
         yield f"{batch} gives {more} ({_interval(ratio)}){doubt}."
-    elif found.same_batch_number == 0:
-        yield f"Its global batch is {larger.config.global_batch_size}; at yours, {own}, nothing faster was found."
-    elif same is None:
-        best = f"the best at yours, {own} ({_interval(ratio)})"
-        yield f"Its global batch is {larger.config.global_batch_size}: {more} of {best}."
     else:
-        times = f"{format_times(same.value)} times as fast ({_interval(same)})"
-        yield f"Its global batch is {larger.config.global_batch_size}; at yours, {own}, the best is {times}."
-    if larger.is_faster:
+        batch = f"Its global batch is {larger.config.global_batch_size}"
+        if found.same_batch_number == 0:
+            yield f"{batch}; at yours, {own}, nothing faster was found."
+        elif same is None:
+            yield f"{batch}: {more} of the best at yours, {own} ({_interval(ratio)})."
+        else:
+            times = f"{format_times(same.value)} times as fast ({_interval(same)})"
+            yield f"{batch}; at yours, {own}, the best is {times}."
+    # while nothing is decided, the columns are enough
+    if larger.is_faster and found.verdict != "unconfirmed":
         yield _describe_break_even(larger.break_even)
 
 
@@ -426,37 +415,39 @@ def describe_headroom(summary: RunSummary, columns: Sequence[Column]) -> str:
     found = summary.recommendation
     if found is None:
         return ""
-    best = next(column.figures for column in columns if column.number == found.number)
-    sentence = _describe_best(best, is_own=found.number == 0)
+    sentence = _describe_best(recommended_figures(summary, columns), is_own=found.number == 0)
     if found.verdict == "baseline_infeasible":
         return sentence
-    present = _describe_present(columns[0].figures, summary.baseline)
+    figures = columns[0].figures
+    present = ""
+    if figures is not None:
+        present = _describe_present(figures, summary.baseline, summary.environment.device_kind)
     return f"{present} {sentence}".strip()
 
 
-def _describe_present(figures: Measurement | None, config: TrainingConfig) -> str:
-    if figures is None:
-        return ""
-    devices = "this device" if config.world_size == 1 else f"these {config.world_size} devices"
+def _describe_present(figures: Measurement, config: TrainingConfig, device_kind: str) -> str:
     headroom = headroom_in(figures)
+    devices = "this device" if config.world_size == 1 else f"these {config.world_size} devices"
     if headroom is not None:
-        share = _share(headroom.share_of_device)
-        return f"You run at {share} of what {devices} can do; {_describe_limit(headroom, config)}."
+        share = show_share(headroom.share_of_device)
+        limit = describe_limit(headroom, config, device_kind)
+        return f"You run at {share} of what {devices} can do; {limit}."
     if figures.device_ceiling:
-        share = _share(figures.samples_per_s / figures.device_ceiling)
+        share = show_share(figures.samples_per_s / figures.device_ceiling)
         return f"You run at {share} of what {devices} can do; the loader alone was not measured."
     if figures.loader_ceiling:
-        share = _share(figures.samples_per_s / figures.loader_ceiling)
+        share = show_share(figures.samples_per_s / figures.loader_ceiling)
         return f"You run at {share} of what the loader alone reaches; the device alone was not measured."
     return ""
 
 
-def _share(share: float) -> str:
+def show_share(share: float) -> str:
     """Return a share of a ceiling, at most 100 %: noise may exceed that."""
     return format_fraction(min(1.0, share))
 
 
-def _describe_limit(headroom: Headroom, config: TrainingConfig) -> str:
+def describe_limit(headroom: Headroom, config: TrainingConfig, device_kind: str) -> str:
+    """Return the side that limits the loop, as the end of a sentence."""
     is_one = config.world_size == 1
     match headroom.limit:
         case "loader":
@@ -467,10 +458,10 @@ def _describe_limit(headroom: Headroom, config: TrainingConfig) -> str:
             return f"the host that launches {'its' if is_one else 'their'} work is the bottleneck"
         case "device":
             return f"{'the device itself is' if is_one else 'the devices themselves are'} the bottleneck"
-        case None if config.num_workers == 0:
-            return "without workers, loading and computing alternate"
-        case None:
-            return f"no side alone limits it: it reaches {_share(headroom.share_of_lower)} of the lowest ceiling"
+    if not overlaps(config, device_kind):
+        return "without workers, loading and computing alternate"
+    reached = show_share(headroom.share_of_lower)
+    return f"no side alone limits it: it reaches {reached} of the lowest ceiling"
 
 
 def _describe_best(figures: Measurement | None, *, is_own: bool) -> str:
@@ -479,13 +470,13 @@ def _describe_best(figures: Measurement | None, *, is_own: bool) -> str:
         return ""
     side = "copies'" if headroom.lower == "copy" else f"{headroom.lower}'s"
     which = "Your configuration" if is_own else "The best configuration"
-    reached = f"{which} reaches {_share(headroom.share_of_lower)} of the lowest ceiling, the {side}"
+    room = f"its headroom is {format_fraction(headroom.room)}"
     if headroom.room < _NOTHING_LEFT:
-        return f"{reached}: tuning can gain nothing more."
-    room = format_fraction(headroom.room)
-    if headroom.room <= _SMALL_HEADROOM:
-        return f"{reached}: tuning can gain at most {room} more."
-    return f"{reached}: its headroom is {room}."
+        room = "tuning can gain nothing more"
+    elif headroom.room <= _SMALL_HEADROOM:
+        room = f"tuning can gain at most {format_fraction(headroom.room)} more"
+    reached = show_share(headroom.share_of_lower)
+    return f"{which} reaches {reached} of the lowest ceiling, the {side}: {room}."
 
 
 def list_changes(summary: RunSummary) -> tuple[tuple[str, str, str], ...]:
@@ -500,7 +491,7 @@ def list_changes(summary: RunSummary) -> tuple[tuple[str, str, str], ...]:
     )
 
 
-def list_reasons(summary: RunSummary, columns: Sequence[Column]) -> Iterator[str]:
+def list_reasons(summary: RunSummary) -> Iterator[str]:
     """Yield the reasons for this recommendation."""
     found = summary.recommendation
     if found is None:
@@ -508,9 +499,6 @@ def list_reasons(summary: RunSummary, columns: Sequence[Column]) -> Iterator[str
     yield from map(str, found.reasons)
     if found.number == 0:
         return
-    before, after, *_ = list_waits(columns)
-    if before is not None and after is not None and found.verdict != "baseline_infeasible":
-        yield f"Waiting for data takes {format_fraction(after)} of the time instead of {format_fraction(before)}."
     if found.same_batch_number == 0:
         how = "was found"
         if found.overloaded:

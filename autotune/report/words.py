@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from rich.text import Text
 
 from autotune.config.training_config import NEUTRAL_WITHOUT_WORKERS, DdpConfig, TrainingConfig
 from autotune.diagnosis.scaling import Cause
 from autotune.messages.units import NO_VALUE
 from autotune.records.breakdown import Part
-from autotune.records.result import RunVariation, changed_settings
+from autotune.records.result import changed_settings
 from autotune.settings_table import SETTINGS, format_ddp
 
 # Text from user code, drivers or file systems, made safe to show.
@@ -66,19 +64,10 @@ CAUSES: dict[Cause, str] = {
     "shared_machine": "a machine that the ranks share",
 }
 """Name of each bottleneck of several devices."""
+INTERVAL = "95 % interval"
+"""Head of a column or row of intervals."""
 _ALWAYS = {"micro_batch_size", "num_workers", "amp_dtype"}
 """Settings that are always shown, even where they have torch's default."""
-
-
-def name_interval(spread: RunVariation, held_by_device: Iterable[bool]) -> str:
-    """Return the head of a column of intervals: "usual interval" if the variation was assumed.
-
-    Args:
-        spread: Run-to-run variation.
-        held_by_device: For each interval, whether the device sets the pace of its runs.
-    """
-    kinds = {spread.of([is_held]) for is_held in held_by_device} or {spread}
-    return "usual interval" if any(kind.source == "assumed" for kind in kinds) else "95 % interval"
 
 
 def format_setting(name: str, config: TrainingConfig) -> str:

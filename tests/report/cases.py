@@ -28,7 +28,7 @@ from autotune.records.measurement import (
     Tokens,
 )
 from autotune.records.result import Curves, Diagnosis, LargerBatch, RunSummary, RunVariation
-from autotune.records.trial import Outcome, TrialRecord
+from autotune.records.trial import Failure, Outcome, TrialRecord
 from autotune.report.comparison import Comparison, compare_summaries
 from autotune.space.scaling import LrAdvice
 from tests.factories import (
@@ -378,6 +378,24 @@ def remarked_guard() -> RunSummary:
     return rich.model_copy(
         update={"trials": tuple(with_first(trial, guard=guard) for trial in rich.trials)}
     )
+
+
+def hostile_summary(attack: str) -> RunSummary:
+    """Build a search with this text wherever a user's code or machine may put one."""
+    rich = make_rich_summary()
+    failure = Failure(signature=attack, traceback=f"Traceback\n  {attack}\nValueError")
+    crash = make_trial(11, FAST, "crashed", reason=attack, failure=failure)
+    machine = {"device_name": attack, "versions": {attack: attack}}
+    hostile = {
+        "name": attack,
+        "notes": (attack,),
+        "memory_source": attack,
+        "stopped_because": attack,
+        "environment": rich.environment.model_copy(update=machine),
+        "facts": rich.facts.model_copy(update={"step_source": attack}),
+        "trials": (*rich.trials, crash),
+    }
+    return rich.model_copy(update=hostile)
 
 
 def group_cases() -> dict[str, RunSummary]:

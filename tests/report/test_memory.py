@@ -20,32 +20,17 @@ def lines_of_group(summary: RunSummary) -> tuple[MemoryLine, ...]:
     return sections.lines_of_group(summary, sections.list_memory_lines(summary))
 
 
-def describe_memory_line(summary: RunSummary) -> tuple[str, ...]:
-    return sections.describe_memory_line(summary, sections.list_memory_lines(summary))
-
-
-def test_the_line_of_the_recommended_devices_is_told_by_name() -> None:
+def test_lines_are_of_the_recommended_devices() -> None:
     (line,) = lines_of_group(CASES["two groups, the larger recommended"])
     assert line.intercept_bytes == pytest.approx(3 * GIB, rel=0.02)
     assert line.bytes_per_sample == pytest.approx(32 * MIB, rel=0.02)
     assert line.error_bytes < 384 * MIB
-    (told,) = describe_memory_line(CASES["two groups, the larger recommended"])
-    assert TWO in told
-    (told,) = describe_memory_line(CASES["one group"])
-    assert name_group("single", 1) not in told, "there is no other"
-
-
-def test_without_trials_of_the_recommended_devices_no_line_is_told() -> None:
-    chosen = CASES["two groups, the larger recommended"].recommendation
-    assert (
-        describe_memory_line(CASES["one group"].model_copy(update={"recommendation": chosen})) == ()
-    )
 
 
 @pytest.mark.parametrize(
     ("case", "name"), [("two groups", "one device"), ("two groups, the larger recommended", TWO)]
 )
-def test_lines_of_the_recommended_devices_alone_are_drawn(case: str, name: str) -> None:
+def test_plot_names_its_devices(case: str, name: str) -> None:
     (line,) = lines_of_group(CASES[case])
     (plot,) = (plot for plot in plots_of(CASES[case]) if plot.name == "memory")
     (trend,) = plot.trends
@@ -55,7 +40,7 @@ def test_lines_of_the_recommended_devices_alone_are_drawn(case: str, name: str) 
     assert sections.describe_group(alone, alone) == ""
 
 
-def test_every_line_stands_in_the_table() -> None:
+def test_table_has_every_line() -> None:
     summary = CASES["two groups"]
     table, _ = sections.memory_table(summary, sections.list_memory_lines(summary))
     assert [row[:2] for row in table.rows] == [
@@ -64,7 +49,7 @@ def test_every_line_stands_in_the_table() -> None:
     ]
 
 
-def test_where_workers_are_part_of_the_peak_the_line_is_for_their_number() -> None:
+def test_line_is_for_the_number_of_workers() -> None:
     (line,) = lines_of_group(CASES["workers"])
     assert line.config.num_workers == 2
     assert line.workers_bytes == pytest.approx(256 * MIB, rel=0.06)

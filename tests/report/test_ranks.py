@@ -38,13 +38,11 @@ def test_strategies_stand_side_by_side_the_recommended_and_the_failed_one_marked
     assert table.rows[3][1:] == (NO_VALUE,) * 5
 
 
-def test_figures_of_a_rank_that_were_not_measured_have_no_value() -> None:
+def test_unmeasured_figures_have_no_column() -> None:
     (section,) = rank_section(
         (make_rank(0, loader_ceiling=None, device_ceiling=None, busy_fraction=None),)
     )
-    assert table_of(section).rows == (
-        ("0", "cuda:0", NO_VALUE, NO_VALUE, "3.4 %", NO_VALUE, "9.60 GiB"),
-    )
+    assert table_of(section).rows == (("0", "cuda:0", "3.4 %", "9.60 GiB"),)
     assert sentences_of(section.blocks) == []
     assert rank_section(()) == ()
 
