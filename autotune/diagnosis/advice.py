@@ -7,9 +7,8 @@ diagnosis measures for it. Pure functions.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import ceil, exp, inf
-from typing import NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 from autotune.config.training_config import TrainingConfig
 from autotune.messages import advice as messages
@@ -28,7 +27,7 @@ from autotune.models.statistics import NORMAL_95
 from autotune.models.throughput import AMPLE
 from autotune.models.throughput_law import joint_rate
 from autotune.policy import POLICY
-from autotune.records.breakdown import FormatCost, LoaderCosts
+from autotune.records.breakdown import LoaderCosts
 from autotune.records.ceilings import SIDES, CeilingBook
 from autotune.records.measurement import Activations, Ceilings, Measurement
 from autotune.records.result import (
@@ -72,16 +71,10 @@ def advise(words: AdviceText, present: float, expected: float | None) -> Advice:
 
 def worth_giving(advice: Iterable[Advice]) -> list[Advice]:
     """Return the advice that gains at least 3 %, largest gain first, then advice without a figure."""
-    worth = [
-        piece
-        for piece in advice
-        if piece.expected_gain is None or piece.expected_gain >= LEAST_GAIN
-    ]
-    return sorted(
-        worth,
-        key=lambda piece: -1.0 if piece.expected_gain is None else piece.expected_gain,
-        reverse=True,
-    )
+    known = [(piece, piece.expected_gain) for piece in advice]
+    worth = [(piece, gain) for piece, gain in known if gain is not None and gain >= LEAST_GAIN]
+    by_gain = sorted(worth, key=lambda pair: pair[1], reverse=True)
+    return [piece for piece, _ in by_gain] + [piece for piece, gain in known if gain is None]
 
 
 def loader_bounds(evidence: Evidence, loader: float) -> tuple[float, float]:
@@ -222,18 +215,33 @@ _FACTORS = (2, 4, 8)
 """Multiples of the current batch, up to the default of `max_batch_scale`. Source: our convention."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Forecast:
-    """Expected throughput with a batch, in samples per second."""
+class _Times(NamedTuple):
+    """Expected throughput over the present one, with its 95 % interval."""
 
-    config: TrainingConfig
-    plain: float
-    """Without checkpointing, whether it fits or not."""
     expected: float
-    """With checkpointed blocks."""
     low: float
     high: float
-    """Bounds of its 95 % interval."""
+
+
+def _times(evidence: Evidence, device_time: float, interval: tuple[float, float]) -> _Times:
+    """Return the expected throughput if the device needs this share of its time, and the loader stays.
+
+    Args:
+        evidence: The run.
+        device_time: Time of a sample on the device over the present one.
+        interval: Its 95 % interval; added is the error between a loader alone and in a run.
+    """
+    loader = forecast.loader_ceiling(evidence)
+    device = forecast.device_ceiling(evidence)
+    present = forecast.join_rates(evidence, loader, device)
+    least, most = interval
+    slowest, fastest = loader_bounds(evidence, loader)
+    return _Times(
+        *(
+            forecast.join_rates(evidence, rate, device / time) / present
+            for rate, time in ((loader, device_time), (slowest, most), (fastest, least))
+        )
+    )
 
 
 def checkpoint_activations(evidence: Evidence) -> Iterator[Advice]:
@@ -247,60 +255,51 @@ def checkpoint_activations(evidence: Evidence) -> Iterator[Advice]:
     Source: pytorch.org, torch.utils.checkpoint; Chen et al. 2016, "Training Deep Nets with
     Sublinear Memory Cost".
     """
-    found = evidence.measurement.activations
     run = evidence.measurement
-    if (
-        found is None
-        or found.least_saved_bytes(evidence.config.micro_batch_size) <= 0
-        or evidence.config.max_tokens
-    ):
+    found = run.activations
+    batch = evidence.config.micro_batch_size
+    if found is None or found.least_saved_bytes(batch) <= 0 or evidence.config.max_tokens:
         return
-    if run.peak_memory_bytes > evidence.limit_bytes or run.memory.is_thrashing:
-        batch = evidence.config.micro_batch_size
-        left_bytes = run.peak_memory_bytes - round(found.least_saved_bytes(batch))
-        if run.memory.is_thrashing:
-            yield advise(_words(evidence, found, batch), run.samples_per_s, None)
-        elif _fits_then(evidence, found, evidence.config):
-            yield advise(
-                _words(evidence, found, batch, left_bytes=left_bytes), run.samples_per_s, None
-            )
-        return
-    best = _best_checkpointed(evidence, found)
-    if best is not None:
-        gains = best.low / run.samples_per_s - 1, best.high / run.samples_per_s - 1
-        words = _words(evidence, found, best.config.micro_batch_size, gains=gains)
-        yield advise(words, run.samples_per_s, best.expected)
+    if run.memory.is_thrashing:
+        yield advise(_words(evidence, found, batch), run.samples_per_s, None)
+    elif run.peak_memory_bytes > evidence.limit_bytes:
+        if _fits_then(evidence, found, evidence.config):
+            left_bytes = run.peak_memory_bytes - round(found.least_saved_bytes(batch))
+            words = _words(evidence, found, batch, left_bytes=left_bytes)
+            yield advise(words, run.samples_per_s, None)
+    elif (best := _best_checkpointed(evidence, found)) is not None:
+        size, times = best
+        words = _words(evidence, found, size, gains=(times.low - 1, times.high - 1))
+        yield advise(words, run.samples_per_s, times.expected * run.samples_per_s)
 
 
-def _best_checkpointed(evidence: Evidence, found: Activations) -> _Forecast | None:
+def _best_checkpointed(evidence: Evidence, found: Activations) -> tuple[int, _Times] | None:
     """Return the best batch that fits only with checkpointing, if it gains 3 % over those without."""
     own = evidence.config
     memory = _memory(evidence)
-    sizes = [factor * own.micro_batch_size for factor in _FACTORS]
     length = evidence.facts.dataset_length
-    larger = [with_batch(own, size) for size in sizes if length is None or size <= length]
-    fits = [
-        memory.chance_to_fit([config], evidence.limit_bytes)[0] >= POLICY.trials.sure_to_fit
-        for config in larger
-    ]
-    forecasts = [
-        (_forecast(evidence, found, config), is_within)
-        for config, is_within in zip(larger, fits, strict=True)
-    ]
-    present = evidence.measurement.samples_per_s
-    reached = max(
-        [present, *(one.plain for one, is_within in forecasts if one is not None and is_within)]
-    )
-    only_then = [
-        one
-        for one, is_within in forecasts
-        if one is not None and not is_within and _fits_then(evidence, found, one.config)
-    ]
+    reached = 1.0
+    only_then = []
+    for factor in _FACTORS:
+        config = with_batch(own, factor * own.micro_batch_size)
+        size = config.micro_batch_size
+        forecasts = _forecast(evidence, found, factor)
+        if forecasts is None or (length is not None and size > length):
+            continue
+        plain, checkpointed = forecasts
+        if _is_sure_to_fit(memory, config, evidence.limit_bytes):
+            reached = max(reached, plain)
+        elif _fits_then(evidence, found, config):
+            only_then.append((size, checkpointed))
     # by the lower bound: the larger a batch, the less certain its forecast
-    best = max(only_then, key=lambda one: one.low, default=None)
-    if best is None or best.expected < (1 + LEAST_GAIN) * reached or best.low <= present:
+    best = max(only_then, key=lambda one: one[1].low, default=None)
+    if best is None or best[1].expected < (1 + LEAST_GAIN) * reached or best[1].low <= 1:
         return None
     return best
+
+
+def _is_sure_to_fit(memory: MemoryModel, config: TrainingConfig, limit_bytes: int) -> bool:
+    return bool(memory.chance_to_fit([config], limit_bytes)[0] >= POLICY.trials.sure_to_fit)
 
 
 def _fits_then(evidence: Evidence, found: Activations, config: TrainingConfig) -> bool:
@@ -311,10 +310,7 @@ def _fits_then(evidence: Evidence, found: Activations, config: TrainingConfig) -
     size = config.micro_batch_size
     left = found.bytes_per_sample * size - found.least_saved_bytes(size)
     room = round(evidence.limit_bytes - left)
-    return room > 0 and bool(
-        _memory(evidence, found.bytes_per_sample).chance_to_fit([config], room)[0]
-        >= POLICY.trials.sure_to_fit
-    )
+    return room > 0 and _is_sure_to_fit(_memory(evidence, found.bytes_per_sample), config, room)
 
 
 def _memory(evidence: Evidence, less_per_sample: float = 0.0) -> MemoryModel:
@@ -330,53 +326,46 @@ def _memory(evidence: Evidence, less_per_sample: float = 0.0) -> MemoryModel:
         if point.peak_memory_bytes is not None and {*point.changes} <= {"micro_batch_size"}:
             config = forecast.apply_changes(evidence, point).model_copy(update={"num_workers": 0})
             peaks.append(Peak(config, point.peak_memory_bytes, "alone" if in_ram else "trial"))
-    rest = [one._replace(peak_bytes=_without(one, less_per_sample)) for one in peaks]
+    rest = [
+        one._replace(
+            peak_bytes=max(1, round(one.peak_bytes - less_per_sample * one.config.micro_batch_size))
+        )
+        for one in peaks
+    ]
     return MemoryModel(observed=rest, has_workers_in_ram=in_ram)
 
 
-def _without(peak: Peak, less_per_sample: float) -> int:
-    return max(1, round(peak.peak_bytes - less_per_sample * peak.config.micro_batch_size))
-
-
-def _forecast(evidence: Evidence, found: Activations, config: TrainingConfig) -> _Forecast | None:
-    """Forecast a larger batch from the times of a step on the whole batch and on half of it.
+def _forecast(evidence: Evidence, found: Activations, factor: int) -> tuple[float, _Times] | None:
+    """Forecast a larger batch, plain and checkpointed, from the times of a step on a whole and on half a batch.
 
     A step on B times the samples takes c + a B times the current step, where c + a = 1 and
     c + a / 2 is the measured ratio. Each sample repeats the blocks' forward pass: at most as much
-    as now, which is expected, and at least the same share of the step. The loader's throughput is
-    assumed to stay; its error is that between a loader alone and the same loader in a run. None if
-    the errors are unknown.
+    as now, which is expected, and at least the same share of the step. None if the errors are
+    unknown.
+
+    Args:
+        evidence: The run.
+        found: Memory and times of its blocks.
+        factor: Samples of the larger batch over those of the current one.
     """
     half = found.half_step
     forward = found.forward
     if half is None or forward is None or half.sd is None or forward.sd is None:
         return None
-    growth = config.micro_batch_size / evidence.config.micro_batch_size
-    loader = forecast.loader_ceiling(evidence)
-    device = forecast.device_ceiling(evidence)
-    present = forecast.join_rates(evidence, loader, device)
-    slowest, fastest = loader_bounds(evidence, loader)
 
-    def device_time(deviations: float) -> float:
-        """Return a sample's device time over the current one, `deviations` better than measured."""
-        ratio = min(1.0, max(0.5, half.value + deviations * (half.sd or 0.0)))
-        return (2 * ratio - 1) / growth + 2 - 2 * ratio
+    def device_time(ratio: float) -> float:
+        """Return a sample's device time over the current one, by the time of half a batch."""
+        ratio = min(1.0, max(0.5, ratio))
+        return (2 * ratio - 1) / factor + 2 - 2 * ratio
 
-    def rate(device_time: float, loader: float) -> float:
-        times = forecast.join_rates(evidence, loader, device / device_time) / present
-        return times * evidence.measurement.samples_per_s
-
+    expected = device_time(half.value)
+    slow = device_time(half.value - NORMAL_95 * half.sd)
+    fast = device_time(half.value + NORMAL_95 * half.sd)
     most = forward.value + NORMAL_95 * forward.sd
     least = max(0.0, forward.value - NORMAL_95 * forward.sd)
-    slow = device_time(-NORMAL_95)
-    fast = device_time(NORMAL_95)
-    return _Forecast(
-        config=config,
-        plain=rate(device_time(0.0), loader),
-        expected=rate(device_time(0.0) + forward.value, loader),
-        low=rate(slow + most, slowest),
-        high=rate(fast * (1 + least), fastest),
-    )
+    plain = _times(evidence, expected, (expected, expected))
+    interval = (fast * (1 + least), slow + most)
+    return plain.expected, _times(evidence, expected + forward.value, interval)
 
 
 def _words(
@@ -424,16 +413,16 @@ def remove_padding(evidence: Evidence) -> Iterator[Advice]:
     """
     lengths = evidence.measurement.lengths
     present = evidence.measurement.samples_per_s
-    reached = 1.0
     if lengths is None:
         return
     buckets = lengths.buckets
     packed = lengths.packed
     padding = buckets.random_padding if lengths.padding is None else lengths.padding
+    reached = 1.0
     if buckets.device_time is not None and buckets.device_time_ci is not None:
-        gains = _gains(evidence, buckets.device_time, buckets.device_time_ci)
-        if gains is not None:
-            reached = gains.expected
+        times = _times(evidence, buckets.device_time, buckets.device_time_ci)
+        if times.low > 1:
+            reached = times.expected
             words = messages.batch_like_lengths(
                 pool_batches=buckets.pool_batches,
                 padding=padding,
@@ -441,13 +430,13 @@ def remove_padding(evidence: Evidence) -> Iterator[Advice]:
                 items=lengths.items,
                 timed=len(lengths.steps),
                 device_time=buckets.device_time,
-                gain_low=gains.low - 1,
-                gain_high=gains.high - 1,
+                gain_low=times.low - 1,
+                gain_high=times.high - 1,
             )
-            yield advise(words, present, present * gains.expected)
+            yield advise(words, present, present * times.expected)
     if packed is not None:
-        gains = _gains(evidence, packed.device_time, packed.device_time_ci)
-        if gains is not None and gains.expected >= (1 + LEAST_GAIN) * reached:
+        times = _times(evidence, packed.device_time, packed.device_time_ci)
+        if times.low > 1 and times.expected >= (1 + LEAST_GAIN) * reached:
             words = messages.pack_sequences(
                 row_tokens=packed.row_tokens,
                 samples_per_row=packed.samples_per_row,
@@ -456,10 +445,10 @@ def remove_padding(evidence: Evidence) -> Iterator[Advice]:
                 items=lengths.items,
                 timed=len(lengths.steps),
                 device_time=packed.device_time,
-                gain_low=gains.low - 1,
-                gain_high=gains.high - 1,
+                gain_low=times.low - 1,
+                gain_high=times.high - 1,
             )
-            yield advise(words, present, present * gains.expected)
+            yield advise(words, present, present * times.expected)
 
 
 def loader_without(evidence: Evidence, costs: LoaderCosts, item_fraction: float) -> float:
@@ -479,30 +468,6 @@ def loader_without(evidence: Evidence, costs: LoaderCosts, item_fraction: float)
     item_share = costs.item_s / max(forecast.with_collating(evidence, costs, costs.item_s), 1e-9)
     left = max(1.0 - item_share * item_fraction, _LEAST_LEFT)
     return workers / (transfer_s + (sample_s - transfer_s) * left)
-
-
-class _Times(NamedTuple):
-    """Expected throughput over the present one, with its 95 % interval."""
-
-    expected: float
-    low: float
-    high: float
-
-
-def _gains(evidence: Evidence, device_time: float, interval: tuple[float, float]) -> _Times | None:
-    """Return the gain if the device needs this share of its time; None if the interval includes none."""
-    loader = forecast.loader_ceiling(evidence)
-    device = forecast.device_ceiling(evidence)
-    present = forecast.join_rates(evidence, loader, device)
-    slowest, fastest = loader_bounds(evidence, loader)
-
-    def times(device_time: float, loader: float) -> float:
-        return forecast.join_rates(evidence, loader, device / device_time) / present
-
-    least, most = interval
-    low = times(most, slowest)
-    high = times(least, fastest)
-    return None if low <= 1 else _Times(times(device_time, loader), low, high)
 
 
 # Remedies beyond settings: a table from bottleneck to advice, each with its expected throughput.
@@ -651,22 +616,24 @@ def _worker_threads(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
 
 def _formats(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
     """Advise file formats that were measured to be read faster here."""
-    for cost in costs.formats if forecast.loader_ceiling(evidence) < inf else ():
+    if forecast.loader_ceiling(evidence) == inf:
+        return
+    for cost in costs.formats:
         loader = loader_without(evidence, costs, cost.saved_fraction)
-        expected = forecast.join_rates(evidence, loader, forecast.device_ceiling(evidence))
-        yield _expecting(evidence, _format_words(cost, loader), expected)
-
-
-def _format_words(cost: FormatCost, loader_samples_per_s: float) -> AdviceText:
-    """Word the advice on a format; the cost's figures hold the sizes of its data."""
-    return _FORMATS[cost.kind](
-        now_s=cost.now_s,
-        better_s=cost.better_s,
-        calls_per_item=cost.calls_per_item,
-        item_fraction=cost.item_fraction,
-        loader_samples_per_s=loader_samples_per_s,
-        **cost.figures,
-    )
+        words = messages.read_faster(
+            kind=cost.kind,
+            sizes=cost.figures,
+            now_s=cost.now_s,
+            better_s=cost.better_s,
+            calls_per_item=cost.calls_per_item,
+            item_fraction=cost.item_fraction,
+            loader_samples_per_s=loader,
+        )
+        yield _expecting(
+            evidence,
+            words,
+            forecast.join_rates(evidence, loader, forecast.device_ceiling(evidence)),
+        )
 
 
 def _cache_items(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
@@ -805,12 +772,6 @@ def _short_epochs(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
         yield _expecting(evidence, words, expected)
 
 
-_FORMATS: dict[str, Callable[..., AdviceText]] = {
-    "text": messages.save_as_arrays,
-    "image_draft": messages.decode_smaller,
-    "image_copy": messages.store_smaller,
-    "parquet": messages.read_row_groups,
-}
 _FOR_LOADER: dict[Bottleneck, Callable[[Evidence, LoaderCosts], Iterator[Advice]]] = {
     "data_cpu": _cpu_work,
     "data_io": _waiting,
@@ -862,6 +823,7 @@ class _Rated(NamedTuple):
     """A pair of settings with its expected throughput."""
 
     pair: Pair
+    config: TrainingConfig
     rate: float
     """Expected throughput in samples per second."""
     at_least: float
@@ -885,19 +847,23 @@ def _advise_settings(evidence: Evidence, findings: Sequence[Finding]) -> list[Ad
     loaders: list[Pair] = [(point, None) for point in forecast.advisable_points(evidence, "loader")]
     devices: list[Pair] = [(None, point) for point in forecast.advisable_points(evidence, "device")]
     both = [(loader, device) for loader, _ in loaders for _, device in devices]
-    pairs = [*devices, *loaders, *both]
-    rated = _beyond_error(evidence, pairs)
-    of_loaders = [one for one in rated if one.pair[1] is None]
-    of_devices = [one for one in rated if one.pair[0] is None]
-    singles = [_best(evidence, of_loaders, cost=lambda workers, changes: (workers, changes))]
-    singles += _best_of_each_setting(evidence, of_devices)
-    singles += _of_workers(evidence, of_loaders)
+    rated = _beyond_error(evidence, [*devices, *loaders, *both])
+    chosen = [
+        _best([one for one in rated if one.pair[1] is None], "workers"),
+        *_best_of_each_setting(rated),
+        *filter(_is_among_workers, rated),
+    ]
+    singles: list[Advice] = []
+    for one in filter(None, chosen):
+        piece = _advice(evidence, one)
+        if all(piece.settings != known.settings for known in singles):
+            singles.append(piece)
     computed = (*_pin_memory(evidence, findings), *_more_workers(evidence, findings))
-    worth = worth_giving([*_apart(filter(None, singles)), *computed])
+    worth = worth_giving([*singles, *computed])
     most = max(map(_rate, worth), default=0.0)
-    together = _best(evidence, rated, cost=lambda workers, changes: (changes, workers))
-    if together is not None and _rate(together) >= (1 + LEAST_GAIN) * most:
-        worth.append(together)
+    together = _best(rated, "changes")
+    if together is not None and together.rate >= (1 + LEAST_GAIN) * most:
+        worth.append(_advice(evidence, together))
     return worth_giving(worth)
 
 
@@ -911,7 +877,8 @@ def _beyond_error(evidence: Evidence, pairs: Sequence[Pair]) -> list[_Rated]:
     for pair, rate in zip(pairs, expected_rates(evidence, pairs), strict=True):
         at_least = rate * _share_beyond_error(evidence, pair)
         if at_least > evidence.measurement.samples_per_s:
-            found.append(_Rated(pair, rate, at_least))
+            config = forecast.apply_changes(evidence, *pair)
+            found.append(_Rated(pair, config, rate, at_least))
     return found
 
 
@@ -929,65 +896,51 @@ def _share_beyond_error(evidence: Evidence, pair: Pair) -> float:
     return forecast.join_rates(evidence, *lower) / forecast.join_rates(evidence, *measured)
 
 
-def _best(
-    evidence: Evidence, rated: Sequence[_Rated], *, cost: Callable[[int, int], tuple[int, int]]
-) -> Advice | None:
-    """Return the cheapest pair, in workers and changed settings, that no other is known to beat."""
+def _best(rated: Sequence[_Rated], cheapest: Literal["workers", "changes"]) -> _Rated | None:
+    """Return the pair with the fewest workers, or changed settings, that no other is known to beat."""
     if not rated:
         return None
 
     def cost_of(one: _Rated) -> tuple[int, int]:
+        workers = one.config.num_workers
         changes = sum(len(point.changes) for point in one.pair if point is not None)
-        return cost(forecast.apply_changes(evidence, *one.pair).num_workers, changes)
+        return (workers, changes) if cheapest == "workers" else (changes, workers)
 
     least = max(min(one.at_least, (1 - _SAME_WITHIN) * one.rate) for one in rated)
-    chosen = min((one for one in rated if one.rate >= least), key=cost_of)
-    return _advice(evidence, chosen.pair, chosen.rate)
+    return min((one for one in rated if one.rate >= least), key=cost_of)
 
 
-def _of_workers(evidence: Evidence, rated: Sequence[_Rated]) -> Iterator[Advice]:
-    """Yield advice on the order of batches and on threads of workers, each by itself."""
-    for (loader, _), rate, _ in rated:
-        if (
-            loader is not None
-            and len({*loader.changes} & {*AMONG_WORKERS}) == 1
-            and "num_workers" not in loader.changes
-        ):
-            yield _advice(evidence, (loader, None), rate)
+def _is_among_workers(one: _Rated) -> bool:
+    """Return whether a pair changes only the order of batches, or only the threads of workers."""
+    loader, device = one.pair
+    if loader is None or device is not None or "num_workers" in loader.changes:
+        return False
+    return len({*loader.changes} & {*AMONG_WORKERS}) == 1
 
 
-def _apart(advice: Iterable[Advice]) -> list[Advice]:
-    """Return advice without repeated settings."""
-    found = list[Advice]()
-    for piece in advice:
-        if all(piece.settings != known.settings for known in found):
-            found.append(piece)
-    return found
-
-
-def _best_of_each_setting(evidence: Evidence, rated: Sequence[_Rated]) -> Iterator[Advice]:
-    """Yield the best value of each device setting by itself."""
+def _best_of_each_setting(rated: Sequence[_Rated]) -> Iterable[_Rated]:
+    """Return the best value of each device setting by itself."""
     best = dict[str, _Rated]()
     for one in rated:
-        _, device = one.pair
-        if device is not None and is_single(device.changes):
+        loader, device = one.pair
+        if loader is None and device is not None and is_single(device.changes):
             name = next(iter(device.changes))
-            if name not in best or one.rate > best[name].rate:
-                best[name] = one
-    yield from (_advice(evidence, one.pair, one.rate) for one in best.values())
+            best[name] = max(best.get(name, one), one, key=lambda known: known.rate)
+    return best.values()
 
 
-def _advice(evidence: Evidence, pair: Pair, expected: float) -> Advice:
-    changed = changed_settings(forecast.apply_changes(evidence, *pair), evidence.config)
+def _advice(evidence: Evidence, one: _Rated) -> Advice:
+    changed = changed_settings(one.config, evidence.config)
     loader, device = (
-        None if point is None or point.ceiling is None else point.ceiling for point in pair
+        None if point is None or point.ceiling is None else point.ceiling.samples_per_s
+        for point in one.pair
     )
     words = messages.set(
         settings={name: after for name, (_, after) in changed.items()},
-        loader_samples_per_s=None if loader is None else loader.samples_per_s,
-        device_samples_per_s=None if device is None else device.samples_per_s,
+        loader_samples_per_s=loader,
+        device_samples_per_s=device,
     )
-    return advise(words, evidence.measurement.samples_per_s, expected)
+    return _expecting(evidence, words, one.rate)
 
 
 def _pin_memory(evidence: Evidence, findings: Sequence[Finding]) -> Iterator[Advice]:
@@ -1003,33 +956,30 @@ def _pin_memory(evidence: Evidence, findings: Sequence[Finding]) -> Iterator[Adv
     settings = {"pin_memory": True}
     known = forecast.copy_ceilings(evidence)
     if known.keys() == {False, True}:
-        if known[True] <= known[False]:
-            return
-        pinned = CurvePoint(changes={"pin_memory": True}, ceiling=None)
-        (expected,) = expected_rates(evidence, [(pinned, None)])
-        pageable = known[False]
-        faster = known[True]
-        most = min(forecast.loader_ceiling(evidence), forecast.device_ceiling(evidence), faster)
-        expected = min(expected, max(present, most))  # even if all of it is hidden
-        words = messages.pin_memory(
-            settings=settings, pageable_samples_per_s=pageable, pinned_samples_per_s=faster
-        )
-        yield advise(words, present, expected)
+        pageable, faster = known[False], known[True]
+        if faster > pageable:
+            (expected,) = expected_rates(
+                evidence, [(CurvePoint(changes=settings, ceiling=None), None)]
+            )
+            loader = forecast.loader_ceiling(evidence)
+            most = min(loader, forecast.device_ceiling(evidence), faster)
+            words = messages.pin_memory(
+                settings=settings, pageable_samples_per_s=pageable, pinned_samples_per_s=faster
+            )
+            # at most as if all of it were hidden
+            yield advise(words, present, min(expected, max(present, most)))
         return
     copy = next((finding for finding in findings if finding.bottleneck == "copy"), None)
     if copy is None:
         return
     costs = evidence.measurement.loader_costs
+    copy_s, pinned_copy_s = (None, None) if costs is None else (costs.copy_s, costs.pinned_copy_s)
     saved = 1.0  # all of it at most, where not measured
-    words = messages.pin_memory(settings=settings, share=copy.share)
-    if costs is not None and costs.copy_s and costs.pinned_copy_s is not None:
-        saved = max(0.0, 1.0 - costs.pinned_copy_s / costs.copy_s)
-        words = messages.pin_memory(
-            settings=settings,
-            share=copy.share,
-            copy_s=costs.copy_s,
-            pinned_copy_s=costs.pinned_copy_s,
-        )
+    if copy_s and pinned_copy_s is not None:
+        saved = max(0.0, 1.0 - pinned_copy_s / copy_s)
+    words = messages.pin_memory(
+        settings=settings, share=copy.share, copy_s=copy_s, pinned_copy_s=pinned_copy_s
+    )
     yield advise(words, present, forecast.rate_without(evidence, saved * copy.share))
 
 
@@ -1048,33 +998,31 @@ def _more_workers(evidence: Evidence, findings: Sequence[Finding]) -> Iterator[A
         return
     most = min(most_workers(evidence.facts, environment), rules.cores_within(own, environment))
     most //= rules.ranks_on_host(own.process_count, environment)
-    counts = sorted(
-        {*(2**power for power in range(most.bit_length())), most} - {*range(own.num_workers + 1)}
-    )
-    points = {count: CurvePoint(changes={"num_workers": count}, ceiling=None) for count in counts}
-    configs = {count: forecast.apply_changes(evidence, point) for count, point in points.items()}
-    pairs: dict[int, Pair] = {
-        count: (point, None)
-        for count, point in points.items()
-        if _has_room(evidence, costs, configs[count])
-    }
+    counts = {*(2**power for power in range(most.bit_length())), most}
+    points = [
+        CurvePoint(changes={"num_workers": count}, ceiling=None)
+        for count in sorted(counts - {*range(own.num_workers + 1)})
+    ]
+    pairs: list[Pair] = [(point, None) for point in points if _has_room(evidence, costs, point)]
     if not pairs:
         return
     by_cores = forecast.cores_ceiling(evidence)
     device = forecast.device_ceiling(evidence)
-    expected = [min(rate, by_cores, device) for rate in expected_rates(evidence, [*pairs.values()])]
-    rates = dict(zip(pairs, expected, strict=True))
-    enough = min(
-        count for count, rate in rates.items() if rate >= (1 - _SAME_WITHIN) * max(expected)
+    rates = [min(rate, by_cores, device) for rate in expected_rates(evidence, pairs)]
+    # the fewest workers, as counts increase
+    enough, rate = next(
+        (point, rate)
+        for (point, _), rate in zip(pairs, rates, strict=True)
+        if point is not None and rate >= (1 - _SAME_WITHIN) * max(rates)
     )
     words = messages.add_workers(
-        settings={"num_workers": enough},
+        settings=enough.changes,
         item_cpu_s=forecast.loader_cpu_s(evidence),
         num_workers=own.num_workers,
         cores=environment.cores,
         cores_samples_per_s=by_cores,
     )
-    yield advise(words, evidence.measurement.samples_per_s, rates[enough])
+    yield _expecting(evidence, words, rate)
 
 
 def _has_tried_more_workers(evidence: Evidence) -> bool:
@@ -1087,10 +1035,11 @@ def _has_tried_more_workers(evidence: Evidence) -> bool:
     return False
 
 
-def _has_room(evidence: Evidence, costs: LoaderCosts, config: TrainingConfig) -> bool:
+def _has_room(evidence: Evidence, costs: LoaderCosts, point: CurvePoint) -> bool:
     """Return whether the prefetched batches of all ranks' workers fit into the free RAM, with room."""
     if evidence.free_ram_bytes is None:
         return True
+    config = forecast.apply_changes(evidence, point)
     batches = forecast.loader_processes(config) * config.batches_per_worker
     queue_bytes = batches * config.micro_batch_size * costs.item_bytes
     return queue_bytes <= POLICY.trials.queue_share * evidence.free_ram_bytes

@@ -5,13 +5,14 @@ Takes the records of a search and its machine; returns a StrategyComparison. Pur
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from statistics import median_high
-from typing import Literal
+from typing import Literal, TypeVar
 
-from pydantic import Field, JsonValue
+from pydantic import JsonValue
 
 from autotune.config.environment import Environment
 from autotune.config.training_config import TrainingConfig
@@ -21,7 +22,7 @@ from autotune.frozen import FrozenModel
 from autotune.messages import advice as advice_messages
 from autotune.messages import diagnosis as messages
 from autotune.messages.advice import AdviceText
-from autotune.models.evidence import assumed_variation, rate_of_runs, ratio_of_runs
+from autotune.models.evidence import rate_of_runs, ratio_of_runs
 from autotune.models.forecast import loader_processes
 from autotune.models.memory import memory_of_trials
 from autotune.models.throughput_law import joint_s
@@ -44,6 +45,7 @@ from autotune.space.scaling import with_batch
 
 # The best trial of each strategy with each number of devices.
 
+_T = TypeVar("_T")
 Strategy = Literal["single", "dp", "ddp"]
 _ORDER: tuple[Strategy, ...] = ("single", "dp", "ddp")
 
@@ -98,7 +100,7 @@ class StrategyEntry(FrozenModel):
     """None if no trial is feasible."""
 
 
-def list_strategies(
+def _list_strategies(
     records: Sequence[TrialRecord], spread: RunVariation
 ) -> tuple[StrategyEntry, ...]:
     """List each strategy and number of devices tried: single, then dp, then ddp, fewest first.
@@ -106,18 +108,15 @@ def list_strategies(
     Trials are ranked by their first runs, which are comparable; the throughput of the fastest is
     that of all its runs.
     """
-    groups: dict[tuple[Strategy, int], list[TrialRecord]] = {}
+    groups = defaultdict[tuple[int, int], list[TrialRecord]](list)
     for record in records:
-        config = record.config
-        groups.setdefault((config.strategy, config.world_size), []).append(record)
-    single = [record for record in records if record.config.strategy == "single"]
-    reference = _fastest(single)
+        groups[_ORDER.index(record.config.strategy), record.config.world_size].append(record)
+    reference = _fastest([record for record in records if record.config.strategy == "single"])
     entries = []
-    for strategy, world_size in sorted(groups, key=lambda key: (_ORDER.index(key[0]), key[1])):
-        tried = groups[strategy, world_size]
+    for (place, world_size), tried in sorted(groups.items()):
         fastest = _fastest(tried)
         entry = StrategyEntry(
-            strategy=strategy,
+            strategy=_ORDER[place],
             world_size=world_size,
             tried=len(tried),
             feasible=sum(record.is_feasible for record in tried),
@@ -127,16 +126,19 @@ def list_strategies(
     return tuple(entries)
 
 
-def best_known_ranks(runs: Sequence[Measurement]) -> tuple[RankFigures, ...]:
+def most_measured_ranks(runs: Sequence[Measurement]) -> tuple[RankFigures, ...]:
     """Return the ranks of the run that measured most of their ceilings; () if no run had ranks."""
-    return max((run.ranks for run in runs), key=_count_ceilings, default=())
+
+    def count(ranks: Sequence[RankFigures]) -> int:
+        sides = [side for rank in ranks for side in (rank.loader_ceiling, rank.device_ceiling)]
+        return len(ranks) + len(sides) - sides.count(None)  # any ranks are more than none
+
+    return max((run.ranks for run in runs), key=count, default=())
 
 
-def _count_ceilings(ranks: Sequence[RankFigures]) -> int:
-    count = len(ranks)  # any ranks are more than none
-    for rank in ranks:
-        count += (rank.loader_ceiling is not None) + (rank.device_ceiling is not None)
-    return count
+def first_known(figures: Iterable[_T | None]) -> _T | None:
+    """Return the first figure that is not None; None if all are."""
+    return next((figure for figure in figures if figure is not None), None)
 
 
 def _fastest(records: Sequence[TrialRecord]) -> TrialRecord | None:
@@ -150,29 +152,22 @@ def _best(
     records: Sequence[TrialRecord],
     spread: RunVariation,
 ) -> StrategyBest:
-    alike = [
-        other.measurement
-        for other in (record, *_like(record, records))
-        if other.measurement is not None
-    ]
     own = record.runs
+    speedup = None
+    if reference is not None and record.number != reference.number:
+        speedup = ratio_of_runs(own, reference.runs, spread)
+    alike = [other.measurement for other in _like(record, records) if other.measurement is not None]
     return StrategyBest(
         number=record.number,
         config=record.config,
         runs=len(own),
         samples_per_s=rate_of_runs(own, spread),
-        speedup=None if reference is None else _speedup(record, reference, spread),
+        speedup=speedup,
         limit_share=1.0 + (0.0 if record.score is None else record.score.violation),
-        loader_ceiling=next(
-            (run.loader_ceiling for run in own if run.loader_ceiling is not None), None
-        ),
-        device_ceiling=next(
-            (run.device_ceiling for run in own if run.device_ceiling is not None), None
-        ),
-        ranks=best_known_ranks(own),
-        communication=next(
-            (run.communication for run in (*own, *alike) if run.communication is not None), None
-        ),
+        loader_ceiling=first_known(run.loader_ceiling for run in own),
+        device_ceiling=first_known(run.device_ceiling for run in own),
+        ranks=most_measured_ranks(own),
+        communication=first_known(run.communication for run in (*own, *alike)),
     )
 
 
@@ -189,12 +184,6 @@ def _exchange_key(config: TrainingConfig) -> tuple[object, ...]:
     return device_key(config.model_copy(update={"ddp": plain}))
 
 
-def _speedup(record: TrialRecord, reference: TrialRecord, spread: RunVariation) -> Interval | None:
-    if record.number == reference.number:
-        return None
-    return ratio_of_runs(record.runs, reference.runs, spread)
-
-
 # The comparison: one device, DataParallel and DistributedDataParallel.
 
 Helps = Literal["yes", "no", "not_measurably"]
@@ -209,60 +198,60 @@ class StrategyComparison(FrozenModel):
     """One device first, then DataParallel and DDP, fewest devices first."""
     single: StrategyBest | None
     """The best on one device; None if none ran well."""
-    fastest: StrategyBest | None
+    fastest: StrategyBest | None = None
     """The fastest with several devices; None if none ran well."""
-    helps: Helps | None
+    helps: Helps | None = None
     """Answer whether `fastest` beats `single`: "not_measurably" if the interval of their ratio
     includes 1; None if one of them is missing."""
-    other_changes: tuple[str, ...]
+    other_changes: tuple[str, ...] = ()
     """Further settings in which the two differ, apart from strategy, devices and DDP's settings:
     part of the difference may be their effect."""
-    bottlenecks: tuple[ScalingBottleneck, ...]
+    bottlenecks: tuple[ScalingBottleneck, ...] = ()
     """Bottlenecks of `fastest`, the largest share first; () if no figure shows any."""
-    advice: tuple[Advice, ...]
+    advice: tuple[Advice, ...] = ()
     """Advice for `fastest`, the largest gain first."""
 
 
 def compare_strategies(
-    records: Sequence[TrialRecord],
-    environment: Environment,
-    spread: RunVariation | None = None,
+    records: Sequence[TrialRecord], environment: Environment, spread: RunVariation
 ) -> StrategyComparison | None:
     """Compare the strategies of a search.
 
     Args:
         records: Its trials.
         environment: The machine.
-        spread: Run-to-run variation; by default the usual one of such a device.
+        spread: Run-to-run variation.
 
     Returns:
         The comparison; None if no trial had more than one device.
     """
     if all(record.config.world_size == 1 for record in records):
         return None
-    entries = list_strategies(records, spread or assumed_variation(environment.device_kind))
+    entries = _list_strategies(records, spread)
     single = next((entry.best for entry in entries if entry.strategy == "single"), None)
-    groups = [entry.best for entry in entries if entry.best is not None and entry.world_size > 1]
     by_own_rate = {
         record.number: record.measurement.samples_per_s
         for record in records
         if record.measurement is not None
     }
-    fastest = max(groups, key=lambda best: by_own_rate[best.number], default=None)
-    bottlenecks = tuple[ScalingBottleneck, ...]()
-    advice = tuple[Advice, ...]()
-    if fastest is not None:
-        case = GroupCase(group=fastest, single=single, environment=environment, records=records)
-        bottlenecks = find_scaling_bottlenecks(case)
-        advice = list_scaling_advice(case, bottlenecks)
+    fastest = max(
+        (entry.best for entry in entries if entry.best is not None and entry.world_size > 1),
+        key=lambda best: by_own_rate[best.number],
+        default=None,
+    )
+    if fastest is None:
+        return StrategyComparison(entries=entries, single=single)
+    case = GroupCase(group=fastest, single=single, environment=environment, records=records)
+    bottlenecks = find_scaling_bottlenecks(case)
+    changes = {} if single is None else changed_settings(fastest.config, single.config)
     return StrategyComparison(
         entries=entries,
         single=single,
         fastest=fastest,
-        helps=None if fastest is None else _judge(fastest.speedup),
-        other_changes=_other_changes(single, fastest),
+        helps=_judge(fastest.speedup),
+        other_changes=tuple(name for name in changes if name not in _GROUP_SETTINGS),
         bottlenecks=bottlenecks,
-        advice=advice,
+        advice=list_scaling_advice(case, bottlenecks),
     )
 
 
@@ -273,16 +262,6 @@ def _judge(ratio: Interval | None) -> Helps | None:
     if ratio.low > 1:
         return "yes"
     return "no" if ratio.high < 1 else "not_measurably"
-
-
-def _other_changes(single: StrategyBest | None, fastest: StrategyBest | None) -> tuple[str, ...]:
-    if single is None or fastest is None:
-        return ()
-    return tuple(
-        name
-        for name in changed_settings(fastest.config, single.config)
-        if name not in _GROUP_SETTINGS
-    )
 
 
 # Bottlenecks of several devices. The times of a step, from the ceilings of loaders and devices and
@@ -353,6 +332,12 @@ class GroupCase:
         return 1.0 / (self.group.config.world_size * alone) if alone else None
 
     @property
+    def ideal(self) -> StepTime | None:
+        """Time with equal ranks, each device as fast as a single one; None if not measured."""
+        device_s = self.ideal_device_s
+        return None if device_s is None else replace(self.even, device_s=device_s)
+
+    @property
     def step_changes(self) -> dict[str, JsonValue]:
         """Settings of the step in which the best on one device differs, with its values."""
         ours = self.group.config
@@ -389,10 +374,8 @@ class ScalingBottleneck(FrozenModel):
     cause: Cause
     share: float
     """Share of the group's time that would be saved without it. Shares may overlap."""
-    figures: dict[str, JsonValue] = Field(default_factory=dict)
-    """Figures of the evidence, by name."""
-    evidence: str
-    """The evidence as a sentence."""
+    evidence: Note
+    """The evidence, with its figures."""
 
 
 def find_scaling_bottlenecks(case: GroupCase) -> tuple[ScalingBottleneck, ...]:
@@ -410,9 +393,8 @@ def _uneven(case: GroupCase) -> ScalingBottleneck | None:
     ]
     if not uneven:
         return None
-    return _saved(
-        case, "uneven_rank", case.actual, case.even, messages.uneven_rank_evidence(ranks=uneven)
-    )
+    words = messages.uneven_rank_evidence(ranks=uneven)
+    return _saved(case, "uneven_rank", case.actual, case.even, words)
 
 
 def _loading(case: GroupCase) -> ScalingBottleneck | None:
@@ -449,14 +431,15 @@ def _computing(case: GroupCase) -> ScalingBottleneck | None:
     even = case.even
     ideal_s = case.ideal_device_s
     single = case.single
-    config = case.group.config
     if single is None or ideal_s is None or even.device_s <= ideal_s:
         return None
+    config = case.group.config
     is_cpu = case.environment.device_kind == "cpu"
-    batch = config.micro_batch_size
-    single_batch = single.config.micro_batch_size
     reached = ideal_s / even.device_s
-    cause: Cause
+    cause: Cause = "shared_machine"
+    evidence = messages.shared_machine_evidence(
+        ranks=config.world_size, cores=case.cores if is_cpu else None, reached_fraction=reached
+    )
     if config.strategy == "dp":
         cause = "communication"
         evidence = messages.data_parallel_evidence(
@@ -465,16 +448,12 @@ def _computing(case: GroupCase) -> ScalingBottleneck | None:
     elif case.step_changes:
         cause = "settings"
         evidence = messages.settings_evidence(settings=case.step_changes, reached_fraction=reached)
-    elif single_batch > batch and not is_cpu:
+    elif single.config.micro_batch_size > config.micro_batch_size and not is_cpu:
         cause = "small_batch"
         evidence = messages.small_batch_evidence(
-            micro_batch_size=batch, single_batch_size=single_batch, reached_fraction=reached
-        )
-    else:
-        cause = "shared_machine"
-        cores = case.cores if is_cpu else None
-        evidence = messages.shared_machine_evidence(
-            ranks=config.world_size, cores=cores, reached_fraction=reached
+            micro_batch_size=config.micro_batch_size,
+            single_batch_size=single.config.micro_batch_size,
+            reached_fraction=reached,
         )
     return _saved(case, cause, even, replace(even, device_s=ideal_s), evidence)
 
@@ -483,10 +462,7 @@ def _saved(
     case: GroupCase, cause: Cause, before: StepTime, after: StepTime, evidence: Note
 ) -> ScalingBottleneck:
     """Return a bottleneck whose share is what the group would save without it."""
-    share = case.saved(before, after)
-    return ScalingBottleneck(
-        cause=cause, share=share, figures=evidence.figures, evidence=evidence.text
-    )
+    return ScalingBottleneck(cause=cause, share=case.saved(before, after), evidence=evidence)
 
 
 # Advice for several devices: a table from cause to advice. Gains follow from ceilings; they are
@@ -538,7 +514,6 @@ def _fewer_exchanges(case: GroupCase, exchange: Communication) -> Advice:
     """
     exposed_s = exchange.exposed_s
     step_s = exchange.step_alone_s
-    used = case.group.limit_share
     enough = [
         factor for factor in _FACTORS if exposed_s / (factor * step_s + exposed_s) < LEAST_SHARE
     ]
@@ -546,15 +521,15 @@ def _fewer_exchanges(case: GroupCase, exchange: Communication) -> Advice:
     fitting = [factor for factor in _FACTORS if factor <= wanted and _fits(case, factor)]
     factor = max(fitting, default=wanted)
     setting = "micro_batch_size" if fitting else "grad_accum_steps"
-    change = case.actual, replace(case.actual, exchange_s=case.actual.exchange_s / factor)
     words = advice_messages.more_samples_per_exchange(
         settings={setting: factor * getattr(case.group.config, setting)},
         factor=factor,
         exposed_s=exposed_s,
         step_s=step_s,
-        limit_fraction=used,
+        limit_fraction=case.group.limit_share,
     )
-    return _advise(case, words, change)
+    after = replace(case.actual, exchange_s=case.actual.exchange_s / factor)
+    return _advise(case, words, case.actual, after)
 
 
 def _fits(case: GroupCase, factor: int) -> bool:
@@ -576,14 +551,14 @@ def _smaller_exchanges(case: GroupCase, exchange: Communication) -> Advice:
     """
     config = case.group.config
     is_bfloat16 = config.amp_dtype == "bfloat16" and hook_obstacle("bf16", case.environment) is None
-    left_s = max(0.0, exchange.exposed_s - exchange.exchange_s / 2)
-    change = case.actual, replace(case.actual, exchange_s=left_s / config.global_batch_size)
     words = advice_messages.compress_gradients(
         settings={"ddp.comm_hook": "bf16" if is_bfloat16 else "fp16"},
         exchange_s=exchange.exchange_s,
         exposed_s=exchange.exposed_s,
     )
-    return _advise(case, words, change)
+    left_s = max(0.0, exchange.exposed_s - exchange.exchange_s / 2)
+    after = replace(case.actual, exchange_s=left_s / config.global_batch_size)
+    return _advise(case, words, case.actual, after)
 
 
 def _loader(case: GroupCase) -> Iterator[Advice]:
@@ -597,18 +572,14 @@ def _loader(case: GroupCase) -> Iterator[Advice]:
     factor = even.loader_s / even.computing_s
     running = loader_processes(config)
     reached = 1 / even.loader_s
-    costs = (
+    cost = first_known(
         record.measurement.loader_costs for record in case.records if record.measurement is not None
     )
-    cost = next(filter(None, costs), None)
     waits = cost is not None and cost.cpu_fraction < WAITING_CPU_FRACTION
     if waits or running < cores:
         workers = _whole(running * factor / loaders)
         if not waits:
             workers = min(workers, max(config.num_workers + 1, cores // loaders))
-        after = replace(
-            even, loader_s=even.loader_s * running / (workers * loaders), is_overlapped=True
-        )
         words = advice_messages.more_workers(
             settings={"num_workers": workers},
             ranks=loaders,
@@ -616,7 +587,9 @@ def _loader(case: GroupCase) -> Iterator[Advice]:
             cores=cores,
             loader_samples_per_s=reached,
         )
-        yield _advise(case, words, (even, after))
+        loader_s = even.loader_s * running / (workers * loaders)
+        after = replace(even, loader_s=loader_s, is_overlapped=True)
+        yield _advise(case, words, even, after)
     elif case.environment.device_kind == "cpu":
         words = advice_messages.more_cores_for_loaders(
             loader_processes=running, cores=cores, loader_samples_per_s=reached
@@ -630,12 +603,12 @@ def _loader(case: GroupCase) -> Iterator[Advice]:
             loader_samples_per_s=reached,
             device_samples_per_s=1 / even.computing_s,
         )
-        yield _advise(case, words, (even, replace(even, loader_s=even.computing_s)))
+        yield _advise(case, words, even, replace(even, loader_s=even.computing_s))
 
 
 def _uneven_rank(case: GroupCase) -> Iterator[Advice]:
     words = advice_messages.find_slow_rank(ranks=[*uneven_ranks(case.group.ranks)])
-    yield _advise(case, words, (case.actual, case.even))
+    yield _advise(case, words, case.actual, case.even)
 
 
 def _small_batch(case: GroupCase) -> Iterator[Advice]:
@@ -644,15 +617,12 @@ def _small_batch(case: GroupCase) -> Iterator[Advice]:
             settings={"micro_batch_size": case.single.config.micro_batch_size},
             limit_fraction=case.single.limit_share,
         )
-        yield _advise(case, words, _as_single(case))
+        yield _advise(case, words, case.even, case.ideal)
 
 
 def _settings(case: GroupCase) -> Iterator[Advice]:
-    yield _advise(
-        case,
-        advice_messages.settings_of_single_device(settings=case.step_changes),
-        _as_single(case),
-    )
+    words = advice_messages.settings_of_single_device(settings=case.step_changes)
+    yield _advise(case, words, case.even, case.ideal)
 
 
 def _shared_machine(case: GroupCase) -> Iterator[Advice]:
@@ -670,19 +640,17 @@ _AGAINST: dict[Cause, Callable[[GroupCase], Iterator[Advice]]] = {
 }
 
 
-def _as_single(case: GroupCase) -> tuple[StepTime, StepTime] | None:
-    """Return the step before and after making each device as fast as a single one."""
-    if case.ideal_device_s is None:
-        return None
-    return case.even, replace(case.even, device_s=case.ideal_device_s)
-
-
 def _advise(
-    case: GroupCase, words: AdviceText, change: tuple[StepTime, StepTime] | None = None
+    case: GroupCase,
+    words: AdviceText,
+    before: StepTime | None = None,
+    after: StepTime | None = None,
 ) -> Advice:
-    """Return advice with the gain of a change of step times (before, after), if given."""
+    """Return advice with the gain of a change of step times, if given."""
     present = case.group.samples_per_s.value
-    expected = None if change is None else present / (1.0 - min(case.saved(*change), _MOST_SAVED))
+    expected = None
+    if before is not None and after is not None:
+        expected = present / (1.0 - min(case.saved(before, after), _MOST_SAVED))
     return advise(words, present, expected)
 
 

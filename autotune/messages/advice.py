@@ -227,89 +227,67 @@ def cache_items(
     ), f"a batch then costs its collating ({format_short_time(collate_s)}) and the device's time"
 
 
-@_advice
-def save_as_arrays(
+def read_faster(
     *,
+    kind: str,
+    sizes: Mapping[str, int],
     now_s: float,
     better_s: float,
     calls_per_item: float,
     item_fraction: float,
     loader_samples_per_s: float,
-) -> tuple[str, str]:
-    return (
-        "Save once as arrays (np.save) what np.loadtxt or np.genfromtxt reads, and read it with "
-        f'np.load(path, mmap_mode="r"): {_faster(now_s, better_s)}'
-    ), _format_basis(calls_per_item, item_fraction, loader_samples_per_s)
-
-
-@_advice
-def decode_smaller(
-    *,
-    now_s: float,
-    better_s: float,
-    width: int,
-    height: int,
-    to_width: int,
-    to_height: int,
-    calls_per_item: float,
-    item_fraction: float,
-    loader_samples_per_s: float,
-) -> tuple[str, str]:
-    return (
-        f"Decode images smaller: img.draft(None, ({2 * to_width}, {2 * to_height})) right after "
-        f"Image.open, since they are resized from {width} x {height} to {to_width} x {to_height}: "
-        f"{_faster(now_s, better_s)}, with slightly different pixels"
-    ), _format_basis(calls_per_item, item_fraction, loader_samples_per_s)
-
-
-@_advice
-def store_smaller(
-    *,
-    now_s: float,
-    better_s: float,
-    width: int,
-    height: int,
-    to_width: int,
-    to_height: int,
-    calls_per_item: float,
-    item_fraction: float,
-    loader_samples_per_s: float,
-) -> tuple[str, str]:
-    return (
-        f"Store copies of the images in the size used in training ({to_width} x {to_height} "
-        f"instead of {width} x {height}): {_faster(now_s, better_s)}"
-    ), _format_basis(calls_per_item, item_fraction, loader_samples_per_s)
-
-
-@_advice
-def read_row_groups(
-    *,
-    now_s: float,
-    better_s: float,
-    rows: int,
-    columns: int,
-    calls_per_item: float,
-    item_fraction: float,
-    loader_samples_per_s: float,
-) -> tuple[str, str]:
-    return (
-        "Read Parquet by whole row groups or batches, and take items from them "
-        "(ParquetFile.iter_batches, a shuffled list of row groups, or the table kept by each "
-        f"worker): each item now reads {rows:,} rows of {columns} columns in "
-        f"{format_short_time(now_s)}; its share of them takes {format_short_time(better_s)}"
-    ), _format_basis(calls_per_item, item_fraction, loader_samples_per_s)
-
-
-def _faster(now_s: float, better_s: float) -> str:
-    return f"one of yours takes {format_short_time(better_s)} instead of {format_short_time(now_s)}"
-
-
-def _format_basis(calls_per_item: float, item_fraction: float, loader_samples_per_s: float) -> str:
+) -> AdviceText:
+    """Advise a better format of the files: text, images or Parquet, with the sizes of their data."""
+    better = format_short_time(better_s)
+    now = format_short_time(now_s)
+    faster = f"one of yours takes {better} instead of {now}"
+    match kind:
+        case "text":
+            code = "save_as_arrays"
+            text = (
+                "Save once as arrays (np.save) what np.loadtxt or np.genfromtxt reads, and read it "
+                f'with np.load(path, mmap_mode="r"): {faster}'
+            )
+        case "image_draft":
+            code = "decode_smaller"
+            draft = f"({2 * sizes['to_width']}, {2 * sizes['to_height']})"
+            text = (
+                f"Decode images smaller: img.draft(None, {draft}) right after Image.open, since "
+                f"they are resized from {sizes['width']} x {sizes['height']} to "
+                f"{sizes['to_width']} x {sizes['to_height']}: {faster}, with slightly different "
+                "pixels"
+            )
+        case "image_copy":
+            code = "store_smaller"
+            text = (
+                "Store copies of the images in the size used in training "
+                f"({sizes['to_width']} x {sizes['to_height']} instead of {sizes['width']} x "
+                f"{sizes['height']}): {faster}"
+            )
+        case _:
+            code = "read_row_groups"
+            text = (
+                "Read Parquet by whole row groups or batches, and take items from them "
+                "(ParquetFile.iter_batches, a shuffled list of row groups, or the table kept by "
+                f"each worker): each item now reads {sizes['rows']:,} rows of {sizes['columns']} "
+                f"columns in {now}; its share of them takes {better}"
+            )
+    figures = {
+        **sizes,
+        "now_s": now_s,
+        "better_s": better_s,
+        "calls_per_item": calls_per_item,
+        "item_fraction": item_fraction,
+        "loader_samples_per_s": loader_samples_per_s,
+    }
     calls = f"{format_mean_count(calls_per_item)} such {'call' if calls_per_item == 1 else 'calls'}"
-    return (
-        f"both timed here on your own data; an item makes {calls}, "
-        f"{format_fraction(item_fraction)} of its time, and the loader alone would reach "
-        f"{format_throughput(loader_samples_per_s)}"
+    return AdviceText(
+        Note(code=code, figures=figures, text=text),
+        (
+            f"both timed here on your own data; an item makes {calls}, "
+            f"{format_fraction(item_fraction)} of its time, and the loader alone would reach "
+            f"{format_throughput(loader_samples_per_s)}"
+        ),
     )
 
 

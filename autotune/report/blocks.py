@@ -341,7 +341,7 @@ def side_by_side(columns: Mapping[str, Mapping[str, str]]) -> Table:
     )
 
 
-def known_facts(facts: Mapping[str, str]) -> Facts:
+def facts_with_values(facts: Mapping[str, str]) -> Facts:
     """Return the facts that have a value."""
     return Facts(
         facts={name: value for name, value in facts.items() if value not in {"", NO_VALUE}}

@@ -16,7 +16,7 @@ from autotune.records.measurement import Interval, Measurement
 from autotune.records.result import RunSummary, RunVariation, changed_settings
 from autotune.report.blocks import Bullets, Section, Table, filled, tabulate
 from autotune.report.console import print_section
-from autotune.report.figures import Column, headroom_in, list_known, make_columns
+from autotune.report.figures import Column, drop_none, headroom_in, make_columns
 from autotune.report.model import Verdict, verdict_of
 from autotune.report.sections import (
     ceiling_section,
@@ -98,7 +98,7 @@ def compare_summaries(first: RunSummary, second: RunSummary, names: tuple[str, s
     if first.recommendation is not None and second.recommendation is not None:
         recommended = _compared(columns, "recommended", spread)
         limits = (_limit(recommended.columns[0]), _limit(recommended.columns[1]))
-    compared = list_known([baseline, recommended])
+    compared = drop_none([baseline, recommended])
     is_beyond_noise = any(known.is_beyond_noise for known in compared)
     # one side may lack a recommendation, or the runs of a configuration
     is_one_sided = (first.recommendation is None) != (second.recommendation is None) or any(

@@ -23,8 +23,8 @@ from autotune.report.blocks import (
     Paragraph,
     Section,
     Table,
+    facts_with_values,
     filled,
-    known_facts,
     tabulate,
 )
 from autotune.report.console import print_section
@@ -67,7 +67,8 @@ def render_diagnosis(diagnosis: Diagnosis) -> str:
     """Return the diagnosis in Markdown."""
     lead = [Paragraph(text=describe_present(diagnosis))]
     machine = Section(
-        title="Machine", blocks=(known_facts(describe_environment(diagnosis.evidence.environment)),)
+        title="Machine",
+        blocks=(facts_with_values(describe_environment(diagnosis.evidence.environment)),),
     )
     title = f"autotune diagnose: {diagnosis.name}"
     sections = (*diagnosis_sections(diagnosis), machine)
@@ -123,10 +124,12 @@ def diagnosis_sections(diagnosis: Diagnosis) -> tuple[Section, ...]:
         Section(title="Where the time goes", blocks=(_time(diagnosis),)),
         Section(title="Bottlenecks", blocks=(bottleneck_table(findings),)),
         Section(title="What to do", blocks=(advice,)),
-        Section(title="Your settings", blocks=(known_facts(_list_figures(diagnosis)),)),
+        Section(title="Your settings", blocks=(facts_with_values(_list_figures(diagnosis)),)),
         *rank_section(run.ranks),
-        Section(title="Inside the loader: what an item costs", blocks=(known_facts(loader),)),
-        Section(title="Lengths: tokens and padding", blocks=(known_facts(length_facts(run)),)),
+        Section(title="Inside the loader: what an item costs", blocks=(facts_with_values(loader),)),
+        Section(
+            title="Lengths: tokens and padding", blocks=(facts_with_values(length_facts(run)),)
+        ),
         Section(title="Other settings, each side alone", blocks=(_curves(curves),)),
         Section(title="Notes", blocks=(notes,)),
     )

@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Literal, TypeVar
 
 from autotune.config.training_config import TrainingConfig
-from autotune.diagnosis.scaling import best_known_ranks
+from autotune.diagnosis.scaling import first_known, most_measured_ranks
 from autotune.frozen import FrozenModel
 from autotune.models.evidence import rate_of_runs
 from autotune.records.breakdown import PARTS, Share, TimeBreakdown
@@ -132,10 +132,11 @@ def join_runs(runs: Sequence[Measurement], spread: RunVariation) -> Measurement:
     # a profiled run comes first: its parts of the time and its window belong together
     ordered = sorted(runs, key=lambda run: run.breakdown is None)
     first = {
-        name: _first(getattr(run, name) for run in ordered) for name in Measurement.model_fields
+        name: first_known(getattr(run, name) for run in ordered)
+        for name in Measurement.model_fields
     }
     rate = rate_of_runs(runs, spread)
-    source = min(list_known(run.busy_source for run in runs), key=source_rank, default=None)
+    source = min(drop_none(run.busy_source for run in runs), key=source_rank, default=None)
     readings = [run.busy_readings for run in runs if run.busy_readings]
     waiting = _mean(run.data_wait_fraction for run in runs)
     joined = {
@@ -150,7 +151,7 @@ def join_runs(runs: Sequence[Measurement], spread: RunVariation) -> Measurement:
         "data_wait_fraction": waiting,
         "peak_memory_bytes": max(run.peak_memory_bytes for run in runs),
         "breakdown": _with_mean_waits(ordered[0], waiting),
-        "ranks": best_known_ranks(runs),
+        "ranks": most_measured_ranks(runs),
     }
     return runs[0].model_copy(update={**first, **joined})
 
@@ -169,17 +170,13 @@ def headroom_in(figures: Measurement) -> Headroom | None:
     )
 
 
-def list_known(figures: Iterable[_T | None]) -> list[_T]:
+def drop_none(figures: Iterable[_T | None]) -> list[_T]:
     """Return the figures that are not None."""
     return [figure for figure in figures if figure is not None]
 
 
-def _first(figures: Iterable[_T | None]) -> _T | None:
-    return next((figure for figure in figures if figure is not None), None)
-
-
 def _mean(figures: Iterable[float | None]) -> float | None:
-    known = list_known(figures)
+    known = drop_none(figures)
     return fmean(known) if known else None
 
 

@@ -65,17 +65,17 @@ from autotune.report.blocks import (
     TimeBar,
     TimeBars,
     Trace,
+    facts_with_values,
     filled,
     footnotes,
-    known_facts,
     side_by_side,
     tabulate,
 )
 from autotune.report.figures import (
     Column,
+    drop_none,
     headroom_in,
     list_busy,
-    list_known,
     list_waits,
     recommended_figures,
     role_of,
@@ -212,11 +212,11 @@ def device_facts(runs: Sequence[Measurement]) -> dict[str, str]:
     """Return what the device reported during one configuration's windows, by name."""
     windows = conditions_of(runs)
     no = "no" if windows else NO_VALUE
-    powers = list_known(window.power_w for window in windows)
-    sizes = list_known(window.others_memory_bytes for window in windows)
-    loads = list_known(window.others_busy_fraction for window in windows)
+    powers = drop_none(window.power_w for window in windows)
+    sizes = drop_none(window.others_memory_bytes for window in windows)
+    loads = drop_none(window.others_busy_fraction for window in windows)
     retries = sum_retries(runs)
-    tensors = list_known(run.memory.allocated_bytes for run in runs)
+    tensors = drop_none(run.memory.allocated_bytes for run in runs)
     return {
         "power": f"{fmean(powers):,.0f} W" if powers else NO_VALUE,
         "clock": _span((window.sm_clock_mhz for window in windows), "MHz"),
@@ -234,7 +234,7 @@ def device_facts(runs: Sequence[Measurement]) -> dict[str, str]:
 
 def _span(edges: Iterable[tuple[int | None, ...] | None], unit: str) -> str:
     """Return the lowest and the highest value at any window's edge: "1,755 to 1,980 MHz"."""
-    values = list_known(value for edge in edges for value in edge or ())
+    values = drop_none(value for edge in edges for value in edge or ())
     if not values:
         return NO_VALUE
     low = min(values)
@@ -949,7 +949,7 @@ def describe_environment(environment: Environment) -> dict[str, str]:
         "fingerprint": environment.fingerprint,
         "note": " ".join(map(str, environment.notes)),
     }
-    return known_facts(facts).facts
+    return facts_with_values(facts).facts
 
 
 def describe_workload(facts: WorkloadFacts) -> dict[str, str]:
@@ -996,7 +996,7 @@ def describe_run(summary: RunSummary) -> dict[str, str]:
         "lr rule": objective.lr_rule,
         "budget": f"at most {budget.max_trials} trials, time-out: {timeout}",
     }
-    return known_facts(facts).facts
+    return facts_with_values(facts).facts
 
 
 # The table of results: figures of each configuration, and the settings in which they differ.
@@ -1036,7 +1036,7 @@ def result_table(columns: Sequence[Column], limit_bytes: int | None = None) -> T
         *_time_rows(columns),
         *_memory_rows(peaks, limit_bytes),
     ]
-    if list_known(energy):
+    if drop_none(energy):
         rows.append(("energy a sample", *(show(joules, "energy") for joules in energy)))
     # Settings
     settings = _setting_rows(columns)
@@ -1052,7 +1052,7 @@ def _show_interval(ends: tuple[float, float] | None, unit: Unit) -> str:
 def _token_rows(figures: Sequence[Measurement | None]) -> Iterator[tuple[str, ...]]:
     """Yield tokens/s and the share of padding, if batches have lengths."""
     rates = [known and known.tokens_per_s for known in figures]
-    if list_known(rates):
+    if drop_none(rates):
         padding = [known and padding_of(known) for known in figures]
         yield "tokens/s", *(show(rate, "plain_rate") for rate in rates)
         yield "  of them padding", *(show(share, "share") for share in padding)

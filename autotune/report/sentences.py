@@ -41,10 +41,10 @@ from autotune.records.result import (
 from autotune.records.trial import TrialRecord
 from autotune.report.figures import (
     Column,
+    drop_none,
     find_trial,
     headroom_in,
     list_busy,
-    list_known,
     recommended_figures,
 )
 from autotune.report.words import describe_settings, format_setting, one_line
@@ -200,12 +200,12 @@ def describe_setup(runs: Mapping[str, Sequence[Measurement]]) -> Iterator[str]:
 
 def conditions_of(runs: Iterable[Measurement]) -> list[DeviceConditions]:
     """Return the device's conditions during each run's window, where reported."""
-    return list_known(run.conditions for run in runs)
+    return drop_none(run.conditions for run in runs)
 
 
 def sum_retries(runs: Iterable[Measurement]) -> int | None:
     """Return the number of allocation retries in all windows; None if the device does not count them."""
-    known = list_known(run.memory.alloc_retries for run in runs)
+    known = drop_none(run.memory.alloc_retries for run in runs)
     return sum(known) if known else None
 
 
@@ -236,7 +236,7 @@ def _of_others(
     known = {
         title: max(values)
         for title, windows in conditions.items()
-        if (values := list_known(map(figure, windows)))
+        if (values := drop_none(map(figure, windows)))
     }
     if not known or max(known.values()) - min(known.values()) < least:
         return {}
@@ -364,7 +364,7 @@ def _describe_break_even(scale: Interval) -> str:
 def _describe_load(columns: Sequence[Column]) -> Iterator[str]:
     """Yield the cores that other programs used while one side of the speed-up was measured."""
     sides = [column.figures for column in columns if column.title in {"baseline", "recommended"}]
-    loads = list_known(figures.host_load for figures in list_known(sides))
+    loads = drop_none(figures.host_load for figures in drop_none(sides))
     loaded = [load for load in loads if load.is_loaded]
     if loaded:
         worst = max(loaded, key=lambda load: load.others_cores / load.cores)

@@ -19,6 +19,7 @@ from autotune.diagnosis.scaling import (
     StrategyComparison,
     compare_strategies,
 )
+from autotune.models.evidence import assumed_variation
 from autotune.models.throughput_law import joint_s
 from autotune.records.measurement import Communication, RankFigures
 from autotune.records.result import Advice, RunVariation
@@ -86,7 +87,9 @@ ALONE: Measured = {"device_ceiling": 1000.0, "loader_ceiling": 1e6}
 
 
 def compared(*records: TrialRecord, environment: Environment = GPU) -> StrategyComparison:
-    spread = RunVariation(sd=0.01, degrees_of_freedom=3.0) if environment is GPU else None
+    spread = RunVariation(sd=0.01, degrees_of_freedom=3.0)
+    if environment is not GPU:
+        spread = assumed_variation(environment.device_kind)
     found = compare_strategies(records, environment, spread)
     assert found is not None
     return found
@@ -109,8 +112,9 @@ def advised(comparison: StrategyComparison) -> dict[tuple[tuple[str, object], ..
 
 
 def test_without_a_trial_on_several_devices_there_is_nothing_to_compare() -> None:
-    assert compare_strategies([], GPU) is None
-    assert compare_strategies([trial(0, 100.0), crashed(1)], GPU) is None
+    spread = assumed_variation("cuda")
+    assert compare_strategies([], GPU, spread) is None
+    assert compare_strategies([trial(0, 100.0), crashed(1)], GPU, spread) is None
 
 
 def test_the_best_of_each_strategy_and_size_stands_in_order_with_one_device_first() -> None:
@@ -248,7 +252,7 @@ def held_by_exchange(**more: Any) -> TrialRecord:
 def test_an_exchange_that_nothing_hides_holds_the_group() -> None:
     comparison = compared(trial(0, 1000.0, ALONE), held_by_exchange())
     assert shares(comparison) == {"communication": 0.2}
-    assert comparison.bottlenecks[0].figures == {
+    assert comparison.bottlenecks[0].evidence.figures == {
         "bytes_exchanged": 2**25,
         "exposed_s": pytest.approx(0.008),
         "exposed_fraction": pytest.approx(0.2),
@@ -260,7 +264,7 @@ def test_loaders_that_are_slower_together_than_the_devices_hold_the_group() -> N
     slow = ddp(1, 790.0, with_ranks(1000.0, 1000.0, loaders=(400.0, 400.0)))
     comparison = compared(trial(0, 700.0, ALONE), slow)
     assert shares(comparison) == {"loader": (1 / 800 - 1 / 2000) * 790}
-    assert comparison.bottlenecks[0].figures == {
+    assert comparison.bottlenecks[0].evidence.figures == {
         "ranks": 2,
         "loader_samples_per_s": pytest.approx(800.0),
         "device_samples_per_s": pytest.approx(2000.0),
@@ -286,7 +290,7 @@ def test_an_uneven_rank_costs_the_others_the_time_that_they_wait_for_it(
     comparison = compared(trial(0, 1000.0, ALONE), ddp(1, 1000.0, measured))
     assert shares(comparison) == {"uneven_rank": 0.5}
     slow = {"rank": 1, "device": "cuda:1", "side": side, "fraction": fraction}
-    assert comparison.bottlenecks[0].figures == {"ranks": [slow]}
+    assert comparison.bottlenecks[0].evidence.figures == {"ranks": [slow]}
     assert (comparison.advice[0].kind, comparison.advice[0].figures) == (
         "find_slow_rank",
         {"ranks": [1]},
@@ -304,7 +308,7 @@ def test_a_smaller_batch_that_makes_the_devices_slower_is_the_reason() -> None:
     comparison = compared(trial(0, 1000.0, ALONE, micro_batch_size=64), group)
     assert shares(comparison) == {"small_batch": 0.495}
     figures = {"micro_batch_size": 16, "single_batch_size": 64, "reached_fraction": 0.5}
-    assert comparison.bottlenecks[0].figures == figures
+    assert comparison.bottlenecks[0].evidence.figures == figures
     assert advised(comparison) == {(("micro_batch_size", 64),): 0.980}
 
 
@@ -316,7 +320,7 @@ def test_settings_that_make_the_step_slower_are_named(setting: tuple[str, Any]) 
         trial(0, 1000.0, ALONE, **dict([setting])), ddp(1, 990.0, with_ranks(500.0, 500.0))
     )
     assert shares(comparison) == {"settings": 0.495}
-    assert comparison.bottlenecks[0].figures["settings"] == dict([setting])
+    assert comparison.bottlenecks[0].evidence.figures["settings"] == dict([setting])
     assert advised(comparison) == {(setting,): 0.980}
 
 
@@ -324,7 +328,11 @@ def test_ranks_on_a_cpu_share_its_cores() -> None:
     group = ddp(1, 990.0, with_ranks(500.0, 500.0), num_workers=1)
     comparison = compared(trial(0, 1000.0, ALONE, num_workers=1), group, environment=CPU)
     assert shares(comparison) == {"shared_machine": 0.495}
-    assert comparison.bottlenecks[0].figures == {"ranks": 2, "cores": 4, "reached_fraction": 0.5}
+    assert comparison.bottlenecks[0].evidence.figures == {
+        "ranks": 2,
+        "cores": 4,
+        "reached_fraction": 0.5,
+    }
     assert [piece.kind for piece in comparison.advice] == ["more_cores_for_ranks"]
 
 
@@ -332,7 +340,7 @@ def test_without_workers_on_a_cpu_loading_takes_its_turn() -> None:
     group = ddp(1, 1000.0, with_ranks(1000.0, 1000.0, loaders=(1000.0, 1000.0)))
     comparison = compared(trial(0, 500.0, ALONE), group, environment=CPU)
     assert shares(comparison) == {"loader": 0.5}
-    assert comparison.bottlenecks[0].figures["is_overlapped"] is False
+    assert comparison.bottlenecks[0].evidence.figures["is_overlapped"] is False
 
 
 def test_data_parallel_is_judged_by_what_its_devices_reach_together() -> None:
@@ -340,7 +348,7 @@ def test_data_parallel_is_judged_by_what_its_devices_reach_together() -> None:
     comparison = compared(trial(0, 1000.0, ALONE), group)
     assert shares(comparison) == {"communication": (1 / 1200 - 1 / 2000) * 1150}
     figures = {"world_size": 2, "reached_fraction": pytest.approx(0.6)}
-    assert comparison.bottlenecks[0].figures == figures
+    assert comparison.bottlenecks[0].evidence.figures == figures
     assert [piece.kind for piece in comparison.advice] == ["try_ddp"]
     tried = crashed(2, strategy="ddp", world_size=2)
     assert compared(trial(0, 1000.0, ALONE), group, tried).advice == ()

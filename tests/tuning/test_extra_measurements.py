@@ -10,6 +10,7 @@ import pytest
 
 from autotune.config.training_config import DdpConfig, TrainingConfig
 from autotune.diagnosis.scaling import compare_strategies
+from autotune.models.evidence import assumed_variation
 from autotune.policy import WindowRules
 from autotune.records.ceilings import Ceiling, CeilingBook, device_key
 from autotune.records.measurement import Ceilings, Communication
@@ -58,7 +59,9 @@ def test_a_group_that_loses_is_told_why(tmp_path: Path) -> None:
     assert group_trials(search)
     _, sure = confirmed(search)
     assert all(one.config.world_size == 1 for one in sure.confirmations)
-    comparison = compare_strategies(search.study.records, search.space.environment)
+    comparison = compare_strategies(
+        search.study.records, search.space.environment, assumed_variation("cuda")
+    )
     assert comparison is not None
     assert comparison.fastest is not None
     assert comparison.fastest.communication is not None
@@ -86,7 +89,9 @@ def test_what_a_static_graph_can_not_show_is_told_of_the_same_group_without_one(
     silent = measured(
         2, 160.0, DdpConfig(static_graph=static_graph, comm_hook=None if static_graph else "fp16")
     )
-    comparison = compare_strategies([measured(0, 100.0, None), told, silent], GPU)
+    comparison = compare_strategies(
+        [measured(0, 100.0, None), told, silent], GPU, assumed_variation("cuda")
+    )
     assert comparison is not None
     assert comparison.fastest is not None
     assert comparison.fastest.number == 2
