@@ -75,16 +75,9 @@ class StrategyBest(FrozenModel):
     `gradient_as_bucket_view`."""
 
     @property
-    def efficiency(self) -> Interval | None:
+    def efficiency(self) -> float | None:
         """Return the speed-up over one device, divided by the number of devices; None if unknown."""
-        if self.speedup is None:
-            return None
-        ranks = self.config.world_size
-        return Interval(
-            value=self.speedup.value / ranks,
-            low=self.speedup.low / ranks,
-            high=self.speedup.high / ranks,
-        )
+        return None if self.speedup is None else self.speedup.value / self.config.world_size
 
 
 class StrategyEntry(FrozenModel):
@@ -94,8 +87,6 @@ class StrategyEntry(FrozenModel):
     world_size: int
     tried: int
     """Number of trials."""
-    feasible: int
-    """Number of feasible trials."""
     best: StrategyBest | None
     """None if no trial is feasible."""
 
@@ -119,7 +110,6 @@ def _list_strategies(
             strategy=_ORDER[place],
             world_size=world_size,
             tried=len(tried),
-            feasible=sum(record.is_feasible for record in tried),
             best=None if fastest is None else _best(fastest, reference, records, spread),
         )
         entries.append(entry)

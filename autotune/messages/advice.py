@@ -59,7 +59,7 @@ def _advice(write: Callable[_P, tuple[str, str]]) -> Callable[_P, AdviceText]:
 
 
 def limited_by_loader(
-    advice: AdviceText, *, loader_samples_per_s: float, is_loader_first: bool
+    advice: AdviceText, loader_samples_per_s: float, is_loader_first: bool
 ) -> AdviceText:
     """Add the loader's ceiling to advice on the device, and whether to fix the loader first."""
     figures = {"loader_samples_per_s": loader_samples_per_s, "is_loader_first": is_loader_first}
@@ -84,7 +84,6 @@ def _gain_interval(low: float, high: float) -> str:
 
 @_advice
 def set(  # noqa: A001 - the kind of advice
-    *,
     settings: Mapping[str, object],
     loader_samples_per_s: float | None = None,
     device_samples_per_s: float | None = None,
@@ -102,7 +101,6 @@ def set(  # noqa: A001 - the kind of advice
 
 @_advice
 def add_workers(
-    *,
     settings: Mapping[str, object],
     num_workers: int,
     item_cpu_s: float,
@@ -119,7 +117,7 @@ def add_workers(
 
 @_advice
 def make_items_cheaper(
-    *, needed_s: float, item_cpu_s: float, cores_needed: int, cores: int, is_device_estimated: bool
+    needed_s: float, item_cpu_s: float, cores_needed: int, cores: int, is_device_estimated: bool
 ) -> tuple[str, str]:
     item = format_short_time(item_cpu_s)
     more = f"{cores_needed} cores instead of {cores}"
@@ -145,7 +143,6 @@ def _device_ceiling(is_estimated: bool) -> str:
 
 @_advice
 def shorten_waits(
-    *,
     needed_s: float,
     item_s: float,
     workers: int,
@@ -163,7 +160,7 @@ def shorten_waits(
 
 
 @_advice
-def shard_stream(*, workers_needed: int) -> tuple[str, str]:
+def shard_stream(workers_needed: int) -> tuple[str, str]:
     return (
         "Divide the stream among the workers with torch.utils.data.get_worker_info(): without that "
         f"each worker reads all of it; about {workers_needed} workers make the device the limit"
@@ -172,7 +169,6 @@ def shard_stream(*, workers_needed: int) -> tuple[str, str]:
 
 @_advice
 def fix_slowest_items(
-    *,
     item_slowest_s: float,
     item_median_s: float,
     slow_tail_fraction: float,
@@ -193,7 +189,6 @@ def fix_slowest_items(
 
 @_advice
 def one_thread_per_worker(
-    *,
     settings: Mapping[str, object],
     item_cpu_s: float,
     allowed_samples_per_s: float,
@@ -218,7 +213,7 @@ def one_thread_per_worker(
 
 @_advice
 def cache_items(
-    *, items: int, item_bytes: float, free_bytes: int, collate_s: float
+    items: int, item_bytes: float, free_bytes: int, collate_s: float
 ) -> tuple[str, str]:
     return (
         f"Keep the items in RAM if they are the same in every epoch: {items:,} items of "
@@ -228,7 +223,6 @@ def cache_items(
 
 
 def read_faster(
-    *,
     kind: str,
     sizes: Mapping[str, int],
     now_s: float,
@@ -292,7 +286,7 @@ def read_faster(
 
 
 @_advice
-def lengthen_epochs(*, share: float, epoch_samples: int, wanted_samples: int) -> tuple[str, str]:
+def lengthen_epochs(share: float, epoch_samples: int, wanted_samples: int) -> tuple[str, str]:
     return (
         f"Make epochs longer: {wanted_samples:,} samples instead of {epoch_samples:,} (a sampler "
         "that passes over the data several times), with a single restart"
@@ -304,7 +298,6 @@ def lengthen_epochs(*, share: float, epoch_samples: int, wanted_samples: int) ->
 
 @_advice
 def pin_memory(
-    *,
     settings: Mapping[str, object],
     pageable_samples_per_s: float | None = None,
     pinned_samples_per_s: float | None = None,
@@ -329,7 +322,7 @@ def pin_memory(
 
 
 @_advice
-def convert_batches_in_collate(*, share: float) -> tuple[str, str]:
+def convert_batches_in_collate(share: float) -> tuple[str, str]:
     return (
         "Convert batches to the memory format of training (channels_last) in collate_fn, so that "
         "nothing is converted later"
@@ -337,7 +330,7 @@ def convert_batches_in_collate(*, share: float) -> tuple[str, str]:
 
 
 @_advice
-def copy_narrower_types(*, share: float, item_bytes: float | None) -> tuple[str, str]:
+def copy_narrower_types(share: float, item_bytes: float | None) -> tuple[str, str]:
     return (
         f"Copy fewer bytes{_item_size(item_bytes)}: narrower types, smaller items; create on the "
         "device what can be created there"
@@ -346,7 +339,7 @@ def copy_narrower_types(*, share: float, item_bytes: float | None) -> tuple[str,
 
 @_advice
 def copy_uint8(
-    *, share: float, item_bytes: float | None, float32_fraction: float | None
+    share: float, item_bytes: float | None, float32_fraction: float | None
 ) -> tuple[str, str]:
     if float32_fraction is None:
         known = "an upper limit, if all bytes are float32"
@@ -376,9 +369,7 @@ def _all_saved(work: str, share: float) -> str:
 
 
 @_advice
-def fuse_operations(
-    *, share: float, operators: int | None, has_cuda_graphs: bool
-) -> tuple[str, str]:
+def fuse_operations(share: float, operators: int | None, has_cuda_graphs: bool) -> tuple[str, str]:
     which = "many small operations"
     if operators is not None:
         which = f"the {operators:,} operators of a batch"
@@ -391,7 +382,7 @@ def fuse_operations(
 
 @_advice
 def hand_over_less(
-    *, share: float, take_s: float, batch_s: float, batch_tensors: int | None, is_pinned: bool
+    share: float, take_s: float, batch_s: float, batch_tensors: int | None, is_pinned: bool
 ) -> tuple[str, str]:
     call = 'torch.multiprocessing.set_sharing_strategy("file_system") at the start of the script'
     remedy = f"Call {call}"
@@ -410,7 +401,7 @@ def hand_over_less(
 
 
 @_advice
-def shorten_own_code(*, share: float, outside_s: float) -> tuple[str, str]:
+def shorten_own_code(share: float, outside_s: float) -> tuple[str, str]:
     return (
         f"Find what the script does besides training for {format_short_time(outside_s)} of "
         "each step: logging, metrics in Python, locks, sleeps, calls to a service (python -m "
@@ -419,7 +410,7 @@ def shorten_own_code(*, share: float, outside_s: float) -> tuple[str, str]:
 
 
 @_advice
-def avoid_synchronisation(*, share: float, is_pinned: bool) -> tuple[str, str]:
+def avoid_synchronisation(share: float, is_pinned: bool) -> tuple[str, str]:
     return (
         "Let the host run ahead of the device: read the loss every N steps instead of after each "
         "(.item(), .cpu(), print), and copy without blocking "
@@ -428,7 +419,7 @@ def avoid_synchronisation(*, share: float, is_pinned: bool) -> tuple[str, str]:
 
 
 @_advice
-def move_fewer_bytes(*, share: float, is_dtype_known: bool) -> tuple[str, str]:
+def move_fewer_bytes(share: float, is_dtype_known: bool) -> tuple[str, str]:
     dtype = "" if is_dtype_known else ", use a narrower precision"
     return (
         f"Move fewer bytes: fuse element-wise operations (torch.compile), work in place{dtype}"
@@ -437,7 +428,7 @@ def move_fewer_bytes(*, share: float, is_dtype_known: bool) -> tuple[str, str]:
 
 @_advice
 def make_step_cheaper(
-    *, share: float, peak_fraction: float | None, most_gain: float | None
+    share: float, peak_fraction: float | None, most_gain: float | None
 ) -> tuple[str, str]:
     text = "Make a step cheaper: fused operations (torch.compile), fewer operations per sample, or a faster device"
     basis = describe_computing(share, peak_fraction)
@@ -449,7 +440,6 @@ def make_step_cheaper(
 
 @_advice
 def batch_like_lengths(
-    *,
     pool_batches: int,
     padding: float,
     bucket_padding: float,
@@ -468,7 +458,6 @@ def batch_like_lengths(
 
 @_advice
 def pack_sequences(
-    *,
     row_tokens: int,
     samples_per_row: float,
     padding: float,
@@ -500,7 +489,6 @@ def _lengths_basis(items: int, timed: int, device_time: float) -> str:
 
 @_advice
 def checkpoint_activations(
-    *,
     block: str,
     blocks: int,
     samples: int,
@@ -557,7 +545,6 @@ def try_ddp() -> tuple[str, str]:
 
 @_advice
 def more_samples_per_exchange(
-    *,
     settings: Mapping[str, object],
     factor: int,
     exposed_s: float,
@@ -573,7 +560,7 @@ def more_samples_per_exchange(
 
 @_advice
 def compress_gradients(
-    *, settings: Mapping[str, object], exchange_s: float, exposed_s: float
+    settings: Mapping[str, object], exchange_s: float, exposed_s: float
 ) -> tuple[str, str]:
     return f"{_set(settings)}: half the bytes to exchange ({_CAUTIONS['amp_dtype']})", (
         f"the exchange alone takes {format_short_time(exchange_s)}, {format_short_time(exposed_s)} "
@@ -583,7 +570,6 @@ def compress_gradients(
 
 @_advice
 def more_workers(
-    *,
     settings: Mapping[str, object],
     ranks: int,
     loader_processes: int,
@@ -596,7 +582,7 @@ def more_workers(
 
 @_advice
 def more_cores_for_loaders(
-    *, loader_processes: int, cores: int, loader_samples_per_s: float
+    loader_processes: int, cores: int, loader_samples_per_s: float
 ) -> tuple[str, str]:
     basis = _loaders_reach(loader_processes, cores, loader_samples_per_s)
     return "Use more cores: loading and training share the cores here", basis
@@ -604,7 +590,6 @@ def more_cores_for_loaders(
 
 @_advice
 def more_cores_or_cheaper_items(
-    *,
     cores_needed: int,
     loader_processes: int,
     cores: int,
@@ -622,7 +607,7 @@ def _loaders_reach(loader_processes: int, cores: int, loader_samples_per_s: floa
 
 
 @_advice
-def find_slow_rank(*, ranks: Sequence[int]) -> tuple[str, str]:
+def find_slow_rank(ranks: Sequence[int]) -> tuple[str, str]:
     names = ", ".join(map(str, ranks))
     return (
         f"Find what slows down rank {names}: in every step the others wait for it",
@@ -632,17 +617,17 @@ def find_slow_rank(*, ranks: Sequence[int]) -> tuple[str, str]:
 
 @_advice
 def batch_of_single_device(
-    *, settings: Mapping[str, object], limit_fraction: float
+    settings: Mapping[str, object], limit_fraction: float
 ) -> tuple[str, str]:
     basis = f"the throughput of one device; it took {format_fraction(limit_fraction)} of the memory limit"
     return f"{_set(settings)} on each rank, as on one device ({_FOLLOW})", basis
 
 
 @_advice
-def settings_of_single_device(*, settings: Mapping[str, object]) -> tuple[str, str]:
+def settings_of_single_device(settings: Mapping[str, object]) -> tuple[str, str]:
     return f"{_set(settings)}, as in the best trial on one device", "the throughput of one device"
 
 
 @_advice
-def more_cores_for_ranks(*, cores: int) -> tuple[str, str]:
+def more_cores_for_ranks(cores: int) -> tuple[str, str]:
     return "Use more cores: on a CPU, ranks share its cores", f"{cores} cores here"

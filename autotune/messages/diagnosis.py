@@ -36,7 +36,7 @@ BOTTLENECKS = {
 
 
 @message
-def healthy(*, share: float, least_gain: float | None) -> str:
+def healthy(share: float, least_gain: float | None) -> str:
     computes = f"Healthy: the device computes {format_fraction(share)} of the time"
     if least_gain is None:
         return f"{computes}. Other settings were not measured."
@@ -45,7 +45,7 @@ def healthy(*, share: float, least_gain: float | None) -> str:
 
 @message
 def bottleneck(
-    *, bottleneck: str, share: float, second: str | None = None, second_share: float | None = None
+    bottleneck: str, share: float, second: str | None = None, second_share: float | None = None
 ) -> str:
     name = BOTTLENECKS[bottleneck]
     first = f"{name[0].upper()}{name[1:]} ({format_fraction(share)} of the time)"
@@ -55,7 +55,7 @@ def bottleneck(
 
 
 @message
-def time_not_attributed(*, share: float) -> str:
+def time_not_attributed(share: float) -> str:
     return f"{format_fraction(share)} of the time is not spent waiting for data; its breakdown was not measured."
 
 
@@ -65,17 +65,17 @@ def time_unknown() -> str:
 
 
 @message
-def best_setting(*, settings: Mapping[str, object], gain: float) -> str:
+def best_setting(settings: Mapping[str, object], gain: float) -> str:
     return f"{_set(settings)}: {show(gain, 'gain')} expected."
 
 
 @message
-def computed_setting(*, settings: Mapping[str, object], gain: float) -> str:
+def computed_setting(settings: Mapping[str, object], gain: float) -> str:
     return f"{_set(settings)}: about {show(gain, 'gain')} expected (computed from an item's cost, not measured)."
 
 
 @message
-def may_help(*, settings: Mapping[str, object], others_cores: float, cores: int) -> str:
+def may_help(settings: Mapping[str, object], others_cores: float, cores: int) -> str:
     return (
         f"{show(settings, 'settings')} may help, but other programs used {others_cores:.1f} of the "
         f"{cores} cores during the measurement: measure again."
@@ -83,7 +83,7 @@ def may_help(*, settings: Mapping[str, object], others_cores: float, cores: int)
 
 
 @message
-def no_setting_helps(*, least_gain: float) -> str:
+def no_setting_helps(least_gain: float) -> str:
     return f"No measured setting gains more than {_percent(least_gain)}."
 
 
@@ -105,7 +105,6 @@ def _percent(gain: float) -> str:
 
 @message
 def data_cpu_evidence(
-    *,
     item_s: float | None = None,
     cpu_fraction: float | None = None,
     collate_s: float | None = None,
@@ -116,9 +115,7 @@ def data_cpu_evidence(
 
 
 @message
-def data_io_evidence(
-    *, item_s: float, cpu_fraction: float, disk_bytes_per_item: float | None
-) -> str:
+def data_io_evidence(item_s: float, cpu_fraction: float, disk_bytes_per_item: float | None) -> str:
     text = _item(item_s, cpu_fraction)
     if disk_bytes_per_item:
         text += f", and reads {format_bytes(disk_bytes_per_item)} from disk"
@@ -127,7 +124,7 @@ def data_io_evidence(
 
 @message
 def data_tail_evidence(
-    *, slow_tail_fraction: float, item_median_s: float, item_slowest_s: float
+    slow_tail_fraction: float, item_median_s: float, item_slowest_s: float
 ) -> str:
     return (
         f"{format_fraction(slow_tail_fraction)} of the loading time goes into items over 8 times "
@@ -138,7 +135,7 @@ def data_tail_evidence(
 
 @message
 def loader_threads_evidence(
-    *, item_s: float, cores_per_item: float, loader_processes: int, cores: int
+    item_s: float, cores_per_item: float, loader_processes: int, cores: int
 ) -> str:
     return (
         f"an item keeps {cores_per_item:.1f} cores busy for {format_short_time(item_s)}, in "
@@ -150,7 +147,7 @@ def loader_threads_evidence(
 
 @message
 def threads_evidence(
-    *, threads: int, num_workers: int, cores: int, slowdown: float, device_samples_per_s: float
+    threads: int, num_workers: int, cores: int, slowdown: float, device_samples_per_s: float
 ) -> str:
     return (
         f"{threads} threads and {num_workers} loader workers share {cores} cores: computing is "
@@ -159,7 +156,7 @@ def threads_evidence(
 
 
 @message
-def restart_evidence(*, share: float, epoch_s: float | None) -> str:
+def restart_evidence(share: float, epoch_s: float | None) -> str:
     text = f"restarting the loader takes {format_fraction(share)} of the time"
     if epoch_s is not None:
         restart_s = format_short_time(share * epoch_s)
@@ -169,7 +166,6 @@ def restart_evidence(*, share: float, epoch_s: float | None) -> str:
 
 @message
 def copy_evidence(
-    *,
     share: float,
     is_pinned: bool | None = None,
     exposed_fraction: float | None = None,
@@ -191,7 +187,7 @@ def copy_evidence(
 
 
 @message
-def synchronise_evidence(*, share: float) -> str:
+def synchronise_evidence(share: float) -> str:
     return (
         f"{format_fraction(share)} of the time the device is idle because the host waited for it "
         "before launching more (loss.item(), a blocking copy)"
@@ -199,7 +195,7 @@ def synchronise_evidence(*, share: float) -> str:
 
 
 @message
-def operators_evidence(*, operators: int, operator_s: float, fixed_fraction: float) -> str:
+def operators_evidence(operators: int, operator_s: float, fixed_fraction: float) -> str:
     return (
         f"a batch takes {operators:,} operators of {format_short_time(operator_s)} each, and "
         f"{format_fraction(fixed_fraction)} of its time does not depend on the batch size"
@@ -208,7 +204,6 @@ def operators_evidence(*, operators: int, operator_s: float, fixed_fraction: flo
 
 @message
 def launch_evidence(
-    *,
     share: float,
     launch_s: float | None = None,
     take_s: float | None = None,
@@ -228,7 +223,7 @@ def launch_evidence(
 
 
 @message
-def script_evidence(*, share: float, outside_s: float, operators: int) -> str:
+def script_evidence(share: float, outside_s: float, operators: int) -> str:
     return (
         f"{format_short_time(outside_s)} of each step, {format_fraction(share)} of the time, is "
         f"spent neither in torch's {operators:,} operators nor in the loader: far more than "
@@ -237,7 +232,7 @@ def script_evidence(*, share: float, outside_s: float, operators: int) -> str:
 
 
 @message
-def compute_evidence(*, share: float, is_measured: bool, peak_fraction: float | None) -> str:
+def compute_evidence(share: float, is_measured: bool, peak_fraction: float | None) -> str:
     if is_measured:
         return describe_computing(share, peak_fraction)
     return f"{format_fraction(share)} of the time is not spent waiting for data; the rest was not measured"
@@ -253,7 +248,6 @@ def describe_computing(share: float, peak_fraction: float | None) -> str:
 
 @message
 def memory_evidence(
-    *,
     dram_fraction: float | None = None,
     moved_bytes: float | None = None,
     batch_s: float | None = None,
@@ -289,17 +283,17 @@ def breakdown_not_measured() -> str:
 
 
 @message
-def search_would_refuse(*, fault: Note | str) -> str:
+def search_would_refuse(fault: Note | str) -> str:
     return f"A search would refuse these settings: {fault}."
 
 
 @message
-def side_not_measured(*, side: str, settings: Mapping[str, object], reason: Note | str) -> str:
+def side_not_measured(side: str, settings: Mapping[str, object], reason: Note | str) -> str:
     return f"The {side} alone was not measured with {show(settings, 'settings') or 'your settings'}: {reason}."
 
 
 @message
-def no_time_for_points(*, counts: Mapping[str, int]) -> str:
+def no_time_for_points(counts: Mapping[str, int]) -> str:
     sides = (
         f"the {side} alone with {count} {'setting' if count == 1 else 'settings'}"
         for side, count in counts.items()
@@ -308,12 +302,12 @@ def no_time_for_points(*, counts: Mapping[str, int]) -> str:
 
 
 @message
-def others_failed(*, reason: Note | str) -> str:
+def others_failed(reason: Note | str) -> str:
     return f"Other settings were not measured: {reason}."
 
 
 @message
-def no_time_for_others(*, left_s: float, most_s: float, startup_s: float) -> str:
+def no_time_for_others(left_s: float, most_s: float, startup_s: float) -> str:
     return (
         f"Other settings were not measured: {left_s:.0f} s of the {most_s:.0f} s for a diagnosis "
         f"are left, and a trial takes {startup_s:.0f} s to start."
@@ -321,7 +315,7 @@ def no_time_for_others(*, left_s: float, most_s: float, startup_s: float) -> str
 
 
 @message
-def no_effect_on_diagnosis(*, names: Sequence[str]) -> str:
+def no_effect_on_diagnosis(names: Sequence[str]) -> str:
     return f"Ignored by a diagnosis, which searches nothing and keeps no run folder: {', '.join(names)}."
 
 
@@ -339,7 +333,7 @@ class UnevenRank(TypedDict):
 
 @message
 def communication_evidence(
-    *, bytes_exchanged: int, exposed_s: float, exposed_fraction: float, hidden_fraction: float
+    bytes_exchanged: int, exposed_s: float, exposed_fraction: float, hidden_fraction: float
 ) -> str:
     return (
         f"exchanging {format_bytes(bytes_exchanged)} of gradients adds "
@@ -349,7 +343,7 @@ def communication_evidence(
 
 
 @message
-def data_parallel_evidence(*, world_size: int, reached_fraction: float) -> str:
+def data_parallel_evidence(world_size: int, reached_fraction: float) -> str:
     return (
         f"with batches on the devices, {world_size} devices under DataParallel reach "
         f"{format_fraction(reached_fraction)} of {world_size} times one device: each step copies "
@@ -359,7 +353,6 @@ def data_parallel_evidence(*, world_size: int, reached_fraction: float) -> str:
 
 @message
 def loader_evidence(
-    *,
     ranks: int,
     is_overlapped: bool,
     loader_samples_per_s: float,
@@ -377,7 +370,7 @@ def loader_evidence(
 
 
 @message
-def uneven_rank_evidence(*, ranks: Sequence[UnevenRank]) -> str:
+def uneven_rank_evidence(ranks: Sequence[UnevenRank]) -> str:
     return "; ".join(
         f"rank {one['rank']} ({one['device']}): its {one['side']} alone reaches "
         f"{format_fraction(one['fraction'])} of the others'"
@@ -387,7 +380,7 @@ def uneven_rank_evidence(*, ranks: Sequence[UnevenRank]) -> str:
 
 @message
 def small_batch_evidence(
-    *, micro_batch_size: int, single_batch_size: int, reached_fraction: float
+    micro_batch_size: int, single_batch_size: int, reached_fraction: float
 ) -> str:
     return (
         f"with batches of {micro_batch_size}, {_slower(reached_fraction)} with {single_batch_size}"
@@ -395,12 +388,12 @@ def small_batch_evidence(
 
 
 @message
-def settings_evidence(*, settings: Mapping[str, object], reached_fraction: float) -> str:
+def settings_evidence(settings: Mapping[str, object], reached_fraction: float) -> str:
     return f"{_slower(reached_fraction)} with {show(settings, 'settings')}"
 
 
 @message
-def shared_machine_evidence(*, ranks: int, cores: int | None, reached_fraction: float) -> str:
+def shared_machine_evidence(ranks: int, cores: int | None, reached_fraction: float) -> str:
     if cores is None:
         return f"{_slower(reached_fraction)} in the same settings: the ranks share the host"
     return f"{ranks} ranks share {cores} cores: {_slower(reached_fraction)}"

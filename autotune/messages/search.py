@@ -382,7 +382,6 @@ def stress_out_of_memory(trial: int, reason: str | None) -> str:
 @message
 def stress_over_limit(
     trial: int,
-    *,
     limit_bytes: int,
     own_bytes: int,
     peak_bytes: int,

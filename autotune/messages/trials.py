@@ -231,7 +231,7 @@ def float32_unknown(variable: str) -> str:
 
 
 @message
-def cores_taken(*, others_cores: float, cores: int) -> str:
+def cores_taken(others_cores: float, cores: int) -> str:
     return (
         f"Other programs used {others_cores:.1f} of the {format_count(cores, 'core')} during the "
         "window, which lowers the throughput, most of all where threads wait for each other."
@@ -239,18 +239,18 @@ def cores_taken(*, others_cores: float, cores: int) -> str:
 
 
 @message
-def clock_lowered(*, reasons: Sequence[str]) -> str:
+def clock_lowered(reasons: Sequence[str]) -> str:
     named = " and ".join(THROTTLE_REASONS[reason] for reason in reasons)
     return f"The device's clock was lowered during the window: {named}."
 
 
 @message
-def clock_moved(*, first_mhz: int, last_mhz: int) -> str:
+def clock_moved(first_mhz: int, last_mhz: int) -> str:
     return f"The device's clock changed from {first_mhz} to {last_mhz} MHz during the window."
 
 
 @message
-def others_on_device(*, held_bytes: int, busy_fraction: float | None) -> str:
+def others_on_device(held_bytes: int, busy_fraction: float | None) -> str:
     text = (
         f"Before the first trial, other processes held {format_bytes(held_bytes)} of the device's "
         "memory, which counts in every peak"

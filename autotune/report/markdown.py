@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from autotune.messages.units import NO_VALUE
 from autotune.report.blocks import (
     Block,
     Bullets,
@@ -28,9 +27,8 @@ _BACKTICKS = re.compile(r"`+")
 
 def render_markdown(report: ReportModel) -> str:
     """Render a report as Markdown."""
-    lead = (Paragraph(text=_changes(report)), *report.lead)
     return render_sections(
-        f"autotune: {report.summary.name}", report.headline, lead, report.sections
+        f"autotune: {report.summary.name}", report.headline, report.lead, report.sections
     )
 
 
@@ -43,17 +41,6 @@ def render_sections(
         if any(texts := list(map(_block, section.blocks))):
             parts += [f"## {section.title}", *texts]
     return "\n\n".join(filter(None, parts)) + "\n"
-
-
-def _changes(report: ReportModel) -> str:
-    """Return the settings to change as a sentence; "" if there are none."""
-    changes = []
-    for name, before, after in report.changes:
-        change = f"{name} to {after}"
-        if before != NO_VALUE:
-            change += f" (from {before})"
-        changes.append(change)
-    return f"Set {', '.join(changes)}." if changes else ""
 
 
 def _block(block: Block) -> str:

@@ -50,8 +50,6 @@ class ReportModel:
     columns: tuple[Column, ...]
     """Baseline, recommended, same batch and larger batch with their figures, each configuration
     once."""
-    changes: tuple[tuple[str, str, str], ...]
-    """Settings to change: (name, baseline value, recommended value)."""
     headroom: str
     """Distance of throughput from the ceilings, in a sentence or two; "" if not measured."""
     doubts: tuple[str, ...]
@@ -121,7 +119,6 @@ def build_report(
         verdict=verdict_of(summary),
         headline=sentences.describe_headline(summary, columns),
         columns=columns,
-        changes=sentences.list_changes(summary),
         headroom=sentences.describe_headroom(summary, columns),
         doubts=_plain(sentences.list_doubts(runs)),
         conditions=conditions,
@@ -156,21 +153,9 @@ def _list_sections(
         sections.time_section(measured),
         sections.ceiling_section(measured),
         sections.device_section(summary, runs),
-        Section(
-            title="Why these settings",
-            blocks=(Bullets(sentences=report.reasons),),
-            is_short_search=True,
-        ),
-        Section(
-            title="Learning rate",
-            blocks=(Bullets(sentences=report.lr_advice),),
-            is_short_search=True,
-        ),
-        Section(
-            title="Notes on this run",
-            blocks=(Bullets(sentences=report.notes),),
-            is_short_search=True,
-        ),
+        _list("Why these settings", report.reasons),
+        _list("Learning rate", report.lr_advice),
+        _list("Notes on this run", report.notes),
         sections.loader_section(measured),
         sections.length_section(measured),
         Section(title="Throughput of each trial", blocks=plots["rate"]),
@@ -188,16 +173,21 @@ def _list_sections(
         sections.trial_section(summary, report.trials),
         sections.repeat_section(summary),
         sections.failure_section(summary),
-        Section(title="Workload", blocks=(Facts(facts=sections.describe_workload(summary.facts)),)),
-        Section(
-            title="Machine",
-            blocks=(Facts(facts=sections.describe_environment(summary.environment)),),
-        ),
-        Section(title="Options of the run", blocks=(Facts(facts=sections.describe_run(summary)),)),
+        _facts("Workload", sections.describe_workload(summary.facts)),
+        _facts("Machine", sections.describe_environment(summary.environment)),
+        _facts("Options of the run", sections.describe_run(summary)),
         Section(
             title="Files", blocks=(Facts(facts=report.files, are_files=True),), is_short_search=True
         ),
     )
+
+
+def _list(title: str, sentences: tuple[str, ...]) -> Section:
+    return Section(title=title, blocks=(Bullets(sentences=sentences),), is_short_search=True)
+
+
+def _facts(title: str, facts: dict[str, str]) -> Section:
+    return Section(title=title, blocks=(Facts(facts=facts),))
 
 
 def _plain(texts: Iterable[str]) -> tuple[str, ...]:

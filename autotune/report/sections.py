@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import starmap
-from math import isfinite
 from pathlib import Path
 from statistics import fmean
 
@@ -26,7 +25,6 @@ from autotune.messages.units import (
     Unit,
     format_bytes_of,
     format_count,
-    format_interval,
     format_times,
     show,
     show_interval,
@@ -82,10 +80,8 @@ from autotune.report.figures import (
 )
 from autotune.report.sentences import (
     conditions_of,
-    describe_exchange,
     describe_windows_at_limit,
     describe_windows_throttled,
-    sum_retries,
 )
 from autotune.report.words import (
     CAUSES,
@@ -213,22 +209,13 @@ def device_facts(runs: Sequence[Measurement]) -> dict[str, str]:
     windows = conditions_of(runs)
     no = "no" if windows else NO_VALUE
     powers = drop_none(window.power_w for window in windows)
-    sizes = drop_none(window.others_memory_bytes for window in windows)
-    loads = drop_none(window.others_busy_fraction for window in windows)
-    retries = sum_retries(runs)
-    tensors = drop_none(run.memory.allocated_bytes for run in runs)
     return {
         "power": f"{fmean(powers):,.0f} W" if powers else NO_VALUE,
         "clock": _span((window.sm_clock_mhz for window in windows), "MHz"),
         "highest clock": _span([(window.max_sm_clock_mhz,) for window in windows], "MHz"),
-        "memory clock": _span((window.memory_clock_mhz for window in windows), "MHz"),
         "temperature": _span((window.temperature_c for window in windows), "°C"),
         "at its power limit": describe_windows_at_limit(windows) or no,
         "throttled": describe_windows_throttled(windows) or no,
-        "memory in use before trial": show(max(sizes, default=None), "bytes"),
-        "device busy before trial": show(max(loads, default=None), "share"),
-        "peak of tensors": show(max(tensors, default=None), "bytes"),
-        "allocator's retries": NO_VALUE if retries is None else f"{retries:,}",
     }
 
 
@@ -285,18 +272,13 @@ _COSTS: dict[str, tuple[str, Unit]] = {
 
 def time_section(measured: Mapping[str, Measurement]) -> Section:
     """Return the section on the time breakdown and on how busy the device was by each source."""
-    exchanges = footnotes(
-        f"{title}: {describe_exchange(figures.communication)}."
-        for title, figures in measured.items()
-        if figures.communication is not None
-    )
     sources = dict.fromkeys(
         reading.source for figures in measured.values() for reading in figures.busy_readings
     )
     busy = side_by_side(
         {title: _busy_facts(figures, sources) for title, figures in measured.items()}
     )
-    return Section(title="Where the time goes", blocks=(_bars(measured), busy, exchanges))
+    return Section(title="Where the time goes", blocks=(_bars(measured), busy))
 
 
 def ceiling_section(measured: Mapping[str, Measurement]) -> Section:
@@ -578,7 +560,7 @@ def _describe_answer(comparison: StrategyComparison) -> str:
         cause = CAUSES[comparison.bottlenecks[0].cause]
         share = show(comparison.bottlenecks[0].share, "share")
         reason = f" Main bottleneck: {cause}, {share} of its time."
-    elif efficiency.value < 1 - LEAST_SHARE:
+    elif efficiency < 1 - LEAST_SHARE:
         reason = " No measurement explains what limits it."
     return _describe_verdict(comparison, fastest, ratio) + reason
 
@@ -607,26 +589,17 @@ def _strategy_row(entry: StrategyEntry) -> dict[str, str]:
     rate = best.samples_per_s
     exchange = best.communication
     return row | {
+        "#": str(best.number),
         "samples/s": show(rate.value, "plain_rate"),
         INTERVAL: show_interval(rate.low, rate.high, "plain_rate"),
-        "efficiency": NO_VALUE if best.efficiency is None else _format_efficiency(best.efficiency),
+        "efficiency": show(best.efficiency, "share"),
         "exposed": show(exchange and exchange.exposed_fraction, "share"),
         "hidden": show(exchange and exchange.hidden_fraction, "share"),
     }
 
 
-def _format_efficiency(efficiency: Interval) -> str:
-    """Return it with its interval: "91 % (87 to 95)"."""
-    low, high = (
-        f"{100 * end:.0f}" if isfinite(end) else "unknown"
-        for end in (efficiency.low, efficiency.high)
-    )
-    return f"{show(efficiency.value, 'share')} ({format_interval(low, high)})"
-
-
 def _strategy_notes(comparison: StrategyComparison) -> Iterator[str]:
     """Yield the footnotes of the table of strategies."""
-    yield f"Shown: {'; '.join(map(_describe_choice, comparison.entries))}."
     if comparison.other_changes:
         names = ", ".join(comparison.other_changes)
         yield f"Part of the difference may come from other settings: {names}."
@@ -636,13 +609,6 @@ def _strategy_notes(comparison: StrategyComparison) -> Iterator[str]:
             "Exposed: share of a step that exchanging gradients adds. Hidden: share of the "
             "exchange that overlaps with the backward pass."
         )
-
-
-def _describe_choice(entry: StrategyEntry) -> str:
-    name = name_group(entry.strategy, entry.world_size)
-    if entry.best is None:
-        return f"{name}: none of {entry.tried} ran well"
-    return f"{name}: trial {entry.best.number}, best of {entry.feasible}"
 
 
 def _ranks_of(

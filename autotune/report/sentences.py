@@ -36,7 +36,6 @@ from autotune.records.result import (
     Recommendation,
     RunSummary,
     RunVariation,
-    changed_settings,
 )
 from autotune.records.trial import TrialRecord
 from autotune.report.figures import (
@@ -47,7 +46,7 @@ from autotune.report.figures import (
     list_busy,
     recommended_figures,
 )
-from autotune.report.words import describe_settings, format_setting, one_line
+from autotune.report.words import describe_settings, one_line
 
 # Footnotes: sources of figures, numbers of runs, and disturbances of the windows.
 
@@ -477,18 +476,6 @@ def _describe_best(figures: Measurement | None, *, is_own: bool) -> str:
         room = f"tuning can gain at most {format_fraction(headroom.room)} more"
     reached = show_share(headroom.share_of_lower)
     return f"{which} reaches {reached} of the lowest ceiling, the {side}: {room}."
-
-
-def list_changes(summary: RunSummary) -> tuple[tuple[str, str, str], ...]:
-    """List the settings to change: (name, baseline value, recommended value)."""
-    if summary.recommendation is None:
-        return ()
-    config = summary.recommendation.config
-    baseline = summary.baseline
-    changed = changed_settings(config, baseline)
-    return tuple(
-        (name, format_setting(name, baseline), format_setting(name, config)) for name in changed
-    )
 
 
 def list_reasons(summary: RunSummary) -> Iterator[str]:

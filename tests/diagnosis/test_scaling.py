@@ -111,13 +111,13 @@ def advised(comparison: StrategyComparison) -> dict[tuple[tuple[str, object], ..
     }
 
 
-def test_without_a_trial_on_several_devices_there_is_nothing_to_compare() -> None:
+def test_one_device_is_not_compared() -> None:
     spread = assumed_variation("cuda")
     assert compare_strategies([], GPU, spread) is None
     assert compare_strategies([trial(0, 100.0), crashed(1)], GPU, spread) is None
 
 
-def test_the_best_of_each_strategy_and_size_stands_in_order_with_one_device_first() -> None:
+def test_best_of_each_strategy_in_order() -> None:
     records = (
         trial(0, 100.0),
         trial(1, 120.0),
@@ -128,33 +128,24 @@ def test_the_best_of_each_strategy_and_size_stands_in_order_with_one_device_firs
         crashed(6, strategy="ddp", world_size=2),
     )
     entries = compared(*records).entries
-    assert [(one.strategy, one.world_size, one.best and one.best.number) for one in entries] == [
-        ("single", 1, 1),
-        ("dp", 2, 4),
-        ("ddp", 2, 2),
-        ("ddp", 4, 3),
-    ]
-    assert [(one.tried, one.feasible) for one in entries] == [(2, 2), (1, 1), (3, 2), (1, 1)]
+    assert [
+        (one.strategy, one.world_size, one.best and one.best.number, one.tried) for one in entries
+    ] == [("single", 1, 1, 2), ("dp", 2, 4, 1), ("ddp", 2, 2, 3), ("ddp", 4, 3, 1)]
 
 
-def test_efficiency_is_the_rate_over_as_many_times_the_best_of_one_device() -> None:
+def test_efficiency_is_the_speedup_for_each_device() -> None:
     comparison = compared(trial(0, 100.0), trial(1, 120.0), ddp(2, 200.0))
     best = fastest_of(comparison)
+    assert best.efficiency == pytest.approx(200 / 240)
     assert best.speedup is not None
-    assert best.efficiency is not None
-    assert best.speedup.value == pytest.approx(200 / 120)
-    assert best.efficiency.value == pytest.approx(200 / 240)
-    spread = exp(
-        3.182 * 0.01 * sqrt(2)
-    )  # 1 % a run is assumed of such devices, by three degrees of freedom
-    expected = pytest.approx((200 / 240 / spread, 200 / 240 * spread), rel=1e-3)
-    assert (best.efficiency.low, best.efficiency.high) == expected
-    assert comparison.single is not None
-    assert (comparison.single.number, comparison.single.speedup, comparison.single.efficiency) == (
-        1,
-        None,
-        None,
-    )
+    # 1 % a run, by three degrees of freedom
+    spread = exp(3.182 * 0.01 * sqrt(2))
+    expected = (200 / 120 / spread, 200 / 120, 200 / 120 * spread)
+    ratio = best.speedup
+    assert (ratio.low, ratio.value, ratio.high) == pytest.approx(expected, rel=1e-3)
+    single = comparison.single
+    assert single is not None
+    assert (single.number, single.speedup, single.efficiency) == (1, None, None)
 
 
 @pytest.mark.parametrize(
@@ -167,28 +158,30 @@ def test_efficiency_is_the_rate_over_as_many_times_the_best_of_one_device() -> N
         (90.0, "no"),
     ],
 )
-def test_only_what_lies_beyond_noise_helps_or_harms(rate: float, helps: Helps) -> None:
+def test_helps_only_beyond_noise(rate: float, helps: Helps) -> None:
     assert compared(trial(0, 100.0), ddp(1, rate)).helps == helps
 
 
-def test_the_fastest_group_is_judged_whatever_its_size() -> None:
+def test_fastest_group_is_judged() -> None:
     comparison = compared(trial(0, 100.0), ddp(1, 95.0), ddp(2, 130.0, world_size=4))
     assert fastest_of(comparison).number == 2
     assert comparison.helps == "yes"
 
 
-def test_what_is_over_the_limit_is_no_answer() -> None:
-    comparison = compared(
-        trial(0, 100.0), ddp(1, 200.0, limit_share=1.2), crashed(2, strategy="ddp", world_size=2)
-    )
-    assert (comparison.fastest, comparison.helps, comparison.bottlenecks, comparison.advice) == (
-        None,
-        None,
-        (),
-        (),
-    )
-    group = comparison.entries[-1]
-    assert (group.tried, group.feasible, group.best) == (2, 0, None)
+@pytest.mark.parametrize(
+    "failed",
+    [
+        ddp(1, 200.0, limit_share=1.2),
+        crashed(1, strategy="ddp", world_size=2),
+        run_again(ddp(1, 250.0), None),
+    ],
+    ids=["over the limit", "crashed", "failed again"],
+)
+def test_infeasible_group_is_no_answer(failed: TrialRecord) -> None:
+    found = compared(trial(0, 100.0), failed)
+    assert (found.fastest, found.helps, found.bottlenecks, found.advice) == (None, None, (), ())
+    assert (found.entries[-1].tried, found.entries[-1].best) == (1, None)
+    assert fastest_of(compared(trial(0, 100.0), failed, ddp(2, 150.0))).number == 2
 
 
 def test_without_a_single_device_nothing_is_claimed() -> None:
@@ -197,50 +190,32 @@ def test_without_a_single_device_nothing_is_claimed() -> None:
     assert fastest_of(comparison).speedup is None
 
 
-def test_a_rate_and_its_ratio_are_of_all_runs() -> None:
+def test_ratio_is_of_all_runs() -> None:
     single, group = run_again(trial(0, 100.0), 98.0, 102.04), run_again(ddp(1, 250.0), 180.0)
     best = fastest_of(compared(single, group))
     assert best.runs == 2
     assert best.samples_per_s.value == pytest.approx(sqrt(250.0 * 180.0))
     assert best.speedup is not None
     assert best.speedup.value == pytest.approx(sqrt(250.0 * 180.0) / 100.0, rel=1e-4)
+    once = fastest_of(compared(trial(0, 100.0), ddp(1, 212.0))).speedup
+    assert once is not None
+    assert best.speedup.high / best.speedup.low < once.high / once.low, "more runs narrow it"
 
 
-def test_more_runs_narrow_the_ratio() -> None:
-    once = fastest_of(compared(trial(0, 100.0), ddp(1, 180.0)))
-    thrice = fastest_of(
-        compared(run_again(trial(0, 100.0), 100.0, 100.0), run_again(ddp(1, 180.0), 180.0, 180.0))
-    )
-    assert once.speedup is not None
-    assert thrice.speedup is not None
-    assert once.speedup.low < thrice.speedup.low < thrice.speedup.high < once.speedup.high
-
-
-def test_a_group_that_failed_when_it_ran_again_is_no_answer() -> None:
-    comparison = compared(
-        trial(0, 100.0), run_again(ddp(1, 250.0), None), ddp(2, 150.0, num_workers=2)
-    )
-    assert fastest_of(comparison).number == 2
-    assert (comparison.entries[-1].tried, comparison.entries[-1].feasible) == (2, 1)
-
-
-def test_trials_are_ranked_by_their_first_runs_so_that_a_further_one_does_not_count_against_any() -> (
-    None
-):
-    comparison = compared(
-        trial(0, 100.0), run_again(ddp(1, 200.0), 190.0, 190.0, 190.0), ddp(2, 195.0, num_workers=2)
-    )
+def test_trials_are_ranked_by_their_first_runs() -> None:
+    again = run_again(ddp(1, 200.0), 190.0, 190.0, 190.0)
+    comparison = compared(trial(0, 100.0), again, ddp(2, 195.0, num_workers=2))
     assert fastest_of(comparison).number == 1
 
 
-def test_the_exchange_is_known_from_a_trial_with_the_same_step() -> None:
+def test_exchange_is_of_a_trial_with_the_same_step() -> None:
     measured = ddp(1, 150.0, {"communication": TALK}, num_workers=2)
     other = ddp(2, 140.0, {"communication": TALK}, ddp=DdpConfig(bucket_cap_mb=100))
     assert fastest_of(compared(trial(0, 100.0), measured, ddp(3, 160.0))).communication == TALK
     assert fastest_of(compared(trial(0, 100.0), other, ddp(3, 160.0))).communication is None
 
 
-def test_other_settings_in_which_the_two_differ_are_told() -> None:
+def test_other_changed_settings_are_listed() -> None:
     group = ddp(1, 150.0, num_workers=4, amp_dtype="bfloat16", ddp=DdpConfig(static_graph=True))
     assert compared(trial(0, 100.0), group).other_changes == ("amp_dtype", "num_workers")
 
@@ -249,7 +224,7 @@ def held_by_exchange(**more: Any) -> TrialRecord:
     return ddp(1, 1600.0, with_ranks(1000.0, 1000.0, communication=TALK), **more)
 
 
-def test_an_exchange_that_nothing_hides_holds_the_group() -> None:
+def test_exposed_exchange_holds_the_group() -> None:
     comparison = compared(trial(0, 1000.0, ALONE), held_by_exchange())
     assert shares(comparison) == {"communication": 0.2}
     assert comparison.bottlenecks[0].evidence.figures == {
@@ -260,21 +235,20 @@ def test_an_exchange_that_nothing_hides_holds_the_group() -> None:
     }
 
 
-def test_loaders_that_are_slower_together_than_the_devices_hold_the_group() -> None:
-    slow = ddp(1, 790.0, with_ranks(1000.0, 1000.0, loaders=(400.0, 400.0)))
-    comparison = compared(trial(0, 700.0, ALONE), slow)
-    assert shares(comparison) == {"loader": (1 / 800 - 1 / 2000) * 790}
-    assert comparison.bottlenecks[0].evidence.figures == {
-        "ranks": 2,
-        "loader_samples_per_s": pytest.approx(800.0),
-        "device_samples_per_s": pytest.approx(2000.0),
-        "is_overlapped": True,
-    }
-
-
-def test_an_exchange_behind_a_slow_loader_is_no_bottleneck() -> None:
-    slow = ddp(1, 790.0, with_ranks(1000.0, 1000.0, loaders=(400.0, 400.0), communication=TALK))
-    assert list(shares(compared(trial(0, 700.0, ALONE), slow))) == ["loader"]
+@pytest.mark.parametrize("talk", [None, TALK])
+def test_slow_loaders_hold_the_group(talk: Communication | None) -> None:
+    """An exchange behind them is no bottleneck."""
+    slow = with_ranks(1000.0, 1000.0, loaders=(400.0, 400.0), communication=talk)
+    comparison = compared(trial(0, 700.0, ALONE), ddp(1, 790.0, slow))
+    assert list(shares(comparison)) == ["loader"]
+    if talk is None:
+        assert shares(comparison) == {"loader": (1 / 800 - 1 / 2000) * 790}
+        assert comparison.bottlenecks[0].evidence.figures == {
+            "ranks": 2,
+            "loader_samples_per_s": pytest.approx(800.0),
+            "device_samples_per_s": pytest.approx(2000.0),
+            "is_overlapped": True,
+        }
 
 
 @pytest.mark.parametrize(
@@ -284,9 +258,7 @@ def test_an_exchange_behind_a_slow_loader_is_no_bottleneck() -> None:
         (with_ranks(1000.0, 1000.0, loaders=(2000.0, 500.0)), "loader", 0.25),
     ],
 )
-def test_an_uneven_rank_costs_the_others_the_time_that_they_wait_for_it(
-    measured: Measured, side: str, fraction: float
-) -> None:
+def test_uneven_rank_costs_waits(measured: Measured, side: str, fraction: float) -> None:
     comparison = compared(trial(0, 1000.0, ALONE), ddp(1, 1000.0, measured))
     assert shares(comparison) == {"uneven_rank": 0.5}
     slow = {"rank": 1, "device": "cuda:1", "side": side, "fraction": fraction}
@@ -298,12 +270,12 @@ def test_an_uneven_rank_costs_the_others_the_time_that_they_wait_for_it(
     assert comparison.advice[0].expected_gain == pytest.approx(1.0, rel=1e-2)
 
 
-def test_an_uneven_loader_that_is_fast_enough_holds_nobody() -> None:
+def test_uneven_but_fast_loader_is_no_bottleneck() -> None:
     measured = with_ranks(1000.0, 1000.0, loaders=(9000.0, 5000.0))
     assert compared(trial(0, 1000.0, ALONE), ddp(1, 1980.0, measured)).bottlenecks == ()
 
 
-def test_a_smaller_batch_that_makes_the_devices_slower_is_the_reason() -> None:
+def test_smaller_batch_slows_devices() -> None:
     group = ddp(1, 990.0, with_ranks(500.0, 500.0), micro_batch_size=16)
     comparison = compared(trial(0, 1000.0, ALONE, micro_batch_size=64), group)
     assert shares(comparison) == {"small_batch": 0.495}
@@ -315,7 +287,7 @@ def test_a_smaller_batch_that_makes_the_devices_slower_is_the_reason() -> None:
 @pytest.mark.parametrize(
     "setting", [("amp_dtype", "bfloat16"), ("fused", True), ("cudnn_benchmark", True)]
 )
-def test_settings_that_make_the_step_slower_are_named(setting: tuple[str, Any]) -> None:
+def test_slower_settings_are_named(setting: tuple[str, Any]) -> None:
     comparison = compared(
         trial(0, 1000.0, ALONE, **dict([setting])), ddp(1, 990.0, with_ranks(500.0, 500.0))
     )
@@ -324,7 +296,7 @@ def test_settings_that_make_the_step_slower_are_named(setting: tuple[str, Any]) 
     assert advised(comparison) == {(setting,): 0.980}
 
 
-def test_ranks_on_a_cpu_share_its_cores() -> None:
+def test_ranks_share_cores_on_cpu() -> None:
     group = ddp(1, 990.0, with_ranks(500.0, 500.0), num_workers=1)
     comparison = compared(trial(0, 1000.0, ALONE, num_workers=1), group, environment=CPU)
     assert shares(comparison) == {"shared_machine": 0.495}
@@ -336,14 +308,14 @@ def test_ranks_on_a_cpu_share_its_cores() -> None:
     assert [piece.kind for piece in comparison.advice] == ["more_cores_for_ranks"]
 
 
-def test_without_workers_on_a_cpu_loading_takes_its_turn() -> None:
+def test_loading_alternates_without_workers_on_cpu() -> None:
     group = ddp(1, 1000.0, with_ranks(1000.0, 1000.0, loaders=(1000.0, 1000.0)))
     comparison = compared(trial(0, 500.0, ALONE), group, environment=CPU)
     assert shares(comparison) == {"loader": 0.5}
     assert comparison.bottlenecks[0].evidence.figures["is_overlapped"] is False
 
 
-def test_data_parallel_is_judged_by_what_its_devices_reach_together() -> None:
+def test_data_parallel_is_judged_as_a_whole() -> None:
     group = trial(1, 1150.0, {"device_ceiling": 1200.0}, strategy="dp", world_size=2)
     comparison = compared(trial(0, 1000.0, ALONE), group)
     assert shares(comparison) == {"communication": (1 / 1200 - 1 / 2000) * 1150}
@@ -354,12 +326,12 @@ def test_data_parallel_is_judged_by_what_its_devices_reach_together() -> None:
     assert compared(trial(0, 1000.0, ALONE), group, tried).advice == ()
 
 
-def test_where_nothing_was_measured_no_cause_is_made_up() -> None:
+def test_no_measurement_no_cause() -> None:
     comparison = compared(trial(0, 1000.0), ddp(1, 900.0))
     assert (comparison.helps, comparison.bottlenecks, comparison.advice) == ("no", (), ())
 
 
-def test_a_batch_that_surely_fits_gives_each_exchange_more_samples() -> None:
+def test_fitting_batch_gives_an_exchange_more_samples() -> None:
     """At a fifth of the limit four times the batch fits; eight times would be wanted."""
     comparison = compared(trial(0, 1000.0, ALONE), held_by_exchange(limit_share=0.2))
     assert advised(comparison)[(("micro_batch_size", 128),)] == 1 / 0.85 - 1
@@ -368,7 +340,7 @@ def test_a_batch_that_surely_fits_gives_each_exchange_more_samples() -> None:
     assert larger.figures["limit_fraction"] == pytest.approx(0.2)
 
 
-def test_without_room_for_a_larger_batch_accumulation_is_advised() -> None:
+def test_accumulation_is_advised_without_room() -> None:
     comparison = compared(trial(0, 1000.0, ALONE), held_by_exchange(limit_share=0.7))
     found = advised(comparison)
     assert found[(("grad_accum_steps", 8),)] == 1 / 0.825 - 1
@@ -379,16 +351,14 @@ def hooks(advice: tuple[Advice, ...]) -> list[object]:
     return [one.settings["ddp.comm_hook"] for one in advice if "ddp.comm_hook" in one.settings]
 
 
-def test_compression_is_advised_for_half_of_the_exchange_at_most_and_not_once_it_was_tried() -> (
-    None
-):
+def test_compression_saves_half_of_the_exchange_until_tried() -> None:
     comparison = compared(trial(0, 1000.0, ALONE), held_by_exchange())
     assert advised(comparison)[(("ddp.comm_hook", "fp16"),)] == 1 / 0.85 - 1
     tried = ddp(2, 1500.0, ddp=DdpConfig(comm_hook="fp16"))
     assert hooks(compared(trial(0, 1000.0, ALONE), held_by_exchange(), tried).advice) == []
 
 
-def test_the_hook_takes_the_precision_of_the_step_where_the_machine_has_it() -> None:
+def test_hook_has_the_precision_of_the_step() -> None:
     single, group = (
         trial(0, 1000.0, ALONE, amp_dtype="bfloat16"),
         held_by_exchange(amp_dtype="bfloat16"),
@@ -406,7 +376,7 @@ def held_by_loaders(num_workers: int, **more: Any) -> TrialRecord:
     )
 
 
-def test_more_workers_are_advised_while_cores_are_left() -> None:
+def test_more_workers_while_cores_are_left() -> None:
     comparison = compared(trial(0, 700.0, ALONE), held_by_loaders(1))
     after_s = joint_s(
         1 / 2400, 1 / 2000, is_overlapped=True
@@ -415,14 +385,14 @@ def test_more_workers_are_advised_while_cores_are_left() -> None:
     assert (comparison.advice[0].kind, comparison.advice[0].figures["ranks"]) == ("more_workers", 2)
 
 
-def test_more_cores_are_advised_where_workers_take_all() -> None:
+def test_more_cores_where_workers_take_all() -> None:
     comparison = compared(trial(0, 700.0, ALONE), held_by_loaders(4))
     assert [one.settings for one in comparison.advice] == [{}]
     cheaper = comparison.advice[0]
     assert (cheaper.kind, cheaper.figures["cores_needed"]) == ("more_cores_or_cheaper_items", 20)
 
 
-def test_items_that_wait_are_loaded_by_more_workers_than_cores() -> None:
+def test_waiting_items_take_more_workers_than_cores() -> None:
     waiting = make_loader_costs(1e-3, item_cpu_s=1e-4)
     comparison = compared(trial(0, 700.0, ALONE), held_by_loaders(4, loader_costs=waiting))
     assert [one.settings for one in comparison.advice] == [{"num_workers": 10}]
@@ -445,7 +415,7 @@ _known = st.none() | _rates
     limit_share=st.floats(0.01, 1.0),
     environment=st.sampled_from([GPU, CPU]),
 )
-def test_shares_stay_within_the_whole_and_gains_are_numbers(
+def test_shares_and_gains_are_bounded(
     rate: float,
     alone: float | None,
     devices: tuple[float | None, float | None],

@@ -181,7 +181,6 @@ def test_the_section_sets_the_windows_side_by_side() -> None:
     rows = rows_of(make_conditions_summary(HOT, HOT, retries=7))
     assert rows["power"] == ("255 W", "410 W", NO_VALUE)
     assert rows["highest clock"] == ("1,980 MHz", "1,980 MHz", NO_VALUE)
-    assert rows["allocator's retries"] == ("0", "21", NO_VALUE)
 
 
 @pytest.mark.parametrize(("conditions", "numbers"), [(HOT, ["1"]), (CAPPED, [])])
@@ -219,13 +218,8 @@ def test_a_trials_record_keeps_its_conditions() -> None:
     assert make_trial(0, trial.config).measurement is None
 
 
-def test_retries_are_told_as_want_of_room_from_two_in_a_window_on() -> None:
+def test_single_retries_are_no_want_of_room() -> None:
     assert notes_on(retries=1) == (), "three windows with one each"
-    assert rows_of(make_conditions_summary(retries=1))["allocator's retries"] == (
-        "0",
-        "3",
-        NO_VALUE,
-    )
 
 
 def test_windows_that_all_ran_at_the_power_limit_are_no_doubt() -> None:

@@ -35,7 +35,7 @@ def test_one_device_asks_no_question() -> None:
 def test_strategies_stand_side_by_side_the_recommended_and_the_failed_one_marked() -> None:
     table = table_of(scaling_sections(make_group_summary())[0])
     assert table.row_kinds == ("", "", "recommended", "failed")
-    assert table.rows[3][1:] == (NO_VALUE,) * 5
+    assert table.rows[3][1:] == (NO_VALUE,) * 6
 
 
 def test_unmeasured_figures_have_no_column() -> None:
@@ -49,7 +49,7 @@ def test_unmeasured_figures_have_no_column() -> None:
 
 def test_an_interval_without_an_end_is_unknown() -> None:
     vague = one_against(1050.0, noise=float("inf"))
-    assert table_of(scaling_sections(vague)[0]).rows[1][2] == "unknown"
+    assert table_of(scaling_sections(vague)[0]).rows[1][3] == "unknown"
 
 
 def test_what_was_refuted_is_no_answer() -> None:
