@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -11,12 +12,13 @@ from autotune.messages import diagnosis as messages
 from autotune.models import forecast
 from autotune.models.forecast import copy_ceilings, device_ceiling, loader_ceiling
 from autotune.models.memory import growth_notes
+from autotune.models.observations import points_by_side
 from autotune.models.statistics import memory_fault
 from autotune.note import Note
 from autotune.records.breakdown import Share, TimeBreakdown
-from autotune.records.ceilings import SIDES, CeilingBook, Headroom, headroom_of
+from autotune.records.ceilings import CeilingBook, Headroom, headroom_of
 from autotune.records.measurement import MemoryLimits, keep_ceilings, note_on_load
-from autotune.records.result import Advice, Bottleneck, CurvePoint, Diagnosis, Evidence, Finding
+from autotune.records.result import Advice, Bottleneck, Diagnosis, Evidence, Finding
 from autotune.tuning.outcomes import busy_while_host_bound, is_host_bound
 from autotune.tuning.probe import with_settled_ceilings
 from autotune.version import __version__
@@ -75,14 +77,13 @@ def find_bottlenecks(evidence: Evidence) -> tuple[Finding, ...]:
     ]
     merged = _merged(found)
     heavy = [finding for finding in merged if finding.share >= _LEAST_SHARE]
-    heaviest = max(merged, key=lambda finding: finding.share)
     is_waiting = is_host_bound(evidence.measurement)
 
     def order(finding: Finding) -> tuple[float, bool]:
         is_behind = is_waiting and finding.bottleneck in _DEVICE_WORK
         return -(min(finding.share, between.share) if is_behind else finding.share), is_behind
 
-    return tuple(sorted(heavy or [heaviest], key=order))
+    return tuple(sorted(heavy or [max(merged, key=lambda finding: finding.share)], key=order))
 
 
 def _finding(bottleneck: Bottleneck, share: float, evidence: Note) -> Finding:
@@ -98,15 +99,19 @@ def _merged(found: Sequence[Finding]) -> list[Finding]:
     """
     merged: dict[Bottleneck, Finding] = {}
     for finding in sorted(found, key=lambda finding: -finding.share):
-        first = merged.setdefault(finding.bottleneck, finding)
-        if first is not finding:
-            is_heavy = finding.share >= _LEAST_SHARE
-            merged[finding.bottleneck] = Finding(
-                bottleneck=finding.bottleneck,
-                share=first.share + finding.share,
-                figures=first.figures | finding.figures if is_heavy else first.figures,
-                evidence=f"{first.evidence}; {finding.evidence}" if is_heavy else first.evidence,
-            )
+        first = merged.get(finding.bottleneck)
+        if first is None:
+            merged[finding.bottleneck] = finding
+            continue
+        share = first.share + finding.share
+        figures = first.figures
+        evidence = first.evidence
+        if finding.share >= _LEAST_SHARE:
+            figures = figures | finding.figures
+            evidence += f"; {finding.evidence}"
+        merged[finding.bottleneck] = Finding(
+            bottleneck=finding.bottleneck, share=share, figures=figures, evidence=evidence
+        )
     return list(merged.values())
 
 
@@ -138,15 +143,10 @@ def fixed_step_share(evidence: Evidence) -> float:
     than three batches were measured.
     """
     own = evidence.config.micro_batch_size
-    points = [
-        point
-        for point in evidence.curves.device
-        if point.changes.keys() <= {"micro_batch_size", "max_tokens"}
-    ]
     ceilings: dict[object, float] = {own: forecast.device_ceiling(evidence)} | {
         point.changes.get("micro_batch_size", own): point.ceiling.samples_per_s
-        for point in points
-        if point.ceiling
+        for point in evidence.curves.device
+        if point.ceiling and point.changes.keys() <= {"micro_batch_size", "max_tokens"}
     }
     if len(ceilings) < _FEWEST_BATCHES:
         return 0.0
@@ -219,12 +219,11 @@ def _threads(evidence: Evidence, work: float) -> Finding | None:
     """Return CPU oversubscription: computing in the loop is slower than alone; None if it is not."""
     if work <= 0 or not forecast.runs_too_many_threads(evidence, evidence.config):
         return None
-    points = [
-        point
+    rates = [
+        point.ceiling.samples_per_s
         for point in forecast.advisable_points(evidence, "device")
-        if set(point.changes) == {"intra_op_threads"}
+        if point.ceiling is not None and set(point.changes) == {"intra_op_threads"}
     ]
-    rates = [point.ceiling.samples_per_s for point in points if point.ceiling is not None]
     alone = max([forecast.device_ceiling(evidence), *rates])
     slowdown = alone / (evidence.measurement.samples_per_s / work)
     if slowdown < _SLOWED_BY:
@@ -246,20 +245,18 @@ def _between_operators(evidence: Evidence, compute: float, idle: float) -> Findi
     of the host, as launching is.
     """
     run = evidence.measurement
-    roofline = evidence.curves.roofline
-    if roofline is not None and roofline.operators:
-        outside_s = idle * _loop_batch_s(evidence) - (run.window.take_s or 0.0)
-        if outside_s / roofline.operators > _LONGEST_GAP_S:
-            own = messages.script_evidence(
-                share=idle, outside_s=outside_s, operators=roofline.operators
-            )
+    loop_batch_s = evidence.config.micro_batch_size * evidence.config.world_size / run.samples_per_s
+    operators = 0 if evidence.curves.roofline is None else evidence.curves.roofline.operators
+    if operators:
+        outside_s = idle * loop_batch_s - (run.window.take_s or 0.0)
+        if outside_s / operators > _LONGEST_GAP_S:
+            own = messages.script_evidence(share=idle, outside_s=outside_s, operators=operators)
             return _finding("script", idle, own)
-    if evidence.environment.device_kind == "cpu" and roofline is not None and roofline.operators:
-        operator_s = _batch_s(evidence) / roofline.operators
-        fixed = fixed_step_share(evidence)
-        if operator_s < _SMALL_OPERATOR_S:
+        operator_s = _batch_s(evidence) / operators
+        if evidence.environment.device_kind == "cpu" and operator_s < _SMALL_OPERATOR_S:
+            fixed = fixed_step_share(evidence)
             small = messages.operators_evidence(
-                operators=roofline.operators, operator_s=operator_s, fixed_fraction=fixed
+                operators=operators, operator_s=operator_s, fixed_fraction=fixed
             )
             return _finding("launch", idle + compute * fixed, small)
     alone = None if run.ceilings is None else run.ceilings.device
@@ -267,18 +264,9 @@ def _between_operators(evidence: Evidence, compute: float, idle: float) -> Findi
         share=idle,
         launch_s=None if alone is None else alone.host_s,
         take_s=run.window.take_s,
-        batch_s=_loop_batch_s(evidence),
+        batch_s=loop_batch_s,
     )
     return _finding("launch", idle, gaps)
-
-
-def _loop_batch_s(evidence: Evidence) -> float:
-    """Return the seconds of one micro batch in the loop."""
-    return (
-        evidence.config.micro_batch_size
-        * evidence.config.world_size
-        / evidence.measurement.samples_per_s
-    )
 
 
 def _device_work(evidence: Evidence, share: float) -> Finding:
@@ -391,40 +379,40 @@ def make_headline(
 ) -> tuple[Note, ...]:
     """Return the headline: the bottleneck, then the setting that should help most."""
     first = findings[0]
-    second = findings[1] if len(findings) > 1 else None
     points = (*evidence.curves.loader, *evidence.curves.device)
     has_others = any(point.changes and point.ceiling is not None for point in points)
     if is_healthy(evidence, findings, advice):
-        return (
-            messages.healthy(share=first.share, least_gain=HEALTHY_GAIN if has_others else None),
-        )
+        least_gain = HEALTHY_GAIN if has_others else None
+        return (messages.healthy(share=first.share, least_gain=least_gain),)
     if first.bottleneck == "unknown":
         return (messages.time_unknown(),)
     head = messages.bottleneck(bottleneck=first.bottleneck, share=first.share)
     if first.bottleneck == "compute" and evidence.measurement.breakdown is None:
         head = messages.time_not_attributed(share=first.share)
-    elif first.bottleneck == "compute" and second is not None:
+    elif first.bottleneck == "compute" and len(findings) > 1:
         head = messages.bottleneck(
             bottleneck=first.bottleneck,
             share=first.share,
-            second=second.bottleneck,
-            second_share=second.share,
+            second=findings[1].bottleneck,
+            second_share=findings[1].share,
         )
-    best = next(
-        (piece for piece in advice if piece.settings and piece.expected_gain is not None), None
-    )
+    for piece in advice:
+        if piece.settings and piece.expected_gain is not None:
+            return head, _headline_of(evidence, piece, piece.expected_gain)
+    if has_others:
+        return head, messages.no_setting_helps(least_gain=LEAST_GAIN)
+    return head, messages.others_not_measured()
+
+
+def _headline_of(evidence: Evidence, best: Advice, gain: float) -> Note:
+    """Return the setting that should help most; its gain may be an effect of other programs."""
     load = evidence.measurement.host_load
-    if best is None or best.expected_gain is None:
-        if has_others:
-            return head, messages.no_setting_helps(least_gain=LEAST_GAIN)
-        return head, messages.others_not_measured()
-    # the gain may be an effect of other programs
     if load is not None and load.is_loaded:
-        return head, messages.may_help(
+        return messages.may_help(
             settings=best.settings, others_cores=load.others_cores, cores=load.cores
         )
     write = messages.computed_setting if best.kind == "add_workers" else messages.best_setting
-    return head, write(settings=best.settings, gain=best.expected_gain)
+    return write(settings=best.settings, gain=gain)
 
 
 def _with_credible_ceilings(evidence: Evidence) -> Evidence:
@@ -433,8 +421,7 @@ def _with_credible_ceilings(evidence: Evidence) -> Evidence:
     run = evidence.measurement
     book = CeilingBook()
     keep_ceilings(book, config, run)
-    for side in SIDES:
-        points: tuple[CurvePoint, ...] = getattr(evidence.curves, side)
+    for side, points in points_by_side(evidence.curves):
         for point in points:
             if not point.changes:
                 book.keep(side, config, point.ceiling)
@@ -455,18 +442,13 @@ def _notes(evidence: Evidence) -> Iterator[Note]:
     yield from growth_notes([evidence.measurement], limits, "baseline")
     yield from evidence.measurement.notes
     yield from evidence.curves.notes
-    curves = evidence.curves
-    for side, points in (
-        ("loader", curves.loader),
-        ("device", curves.device),
-        ("copy", curves.copy),
-    ):
+    left_out = Counter[str]()
+    for side, points in points_by_side(evidence.curves):
+        left_out[side] = sum(point.is_left_out for point in points)
         for point in points:
             if point.ceiling is None and not point.is_left_out:
                 yield messages.side_not_measured(
                     side=side, settings=point.changes, reason=point.reason
                 )
-    left_out = {side: sum(point.is_left_out for point in getattr(curves, side)) for side in SIDES}
-    counts: dict[str, int] = {side: count for side, count in left_out.items() if count}
-    if counts:
+    if counts := dict(+left_out):
         yield messages.no_time_for_points(counts=counts)

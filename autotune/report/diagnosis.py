@@ -13,8 +13,9 @@ from rich.text import Text
 from autotune.diagnosis.bottlenecks import breakdown_of
 from autotune.messages.diagnosis import BOTTLENECKS
 from autotune.messages.units import show, show_interval, text_bar
+from autotune.models.observations import points_by_side
 from autotune.records.breakdown import PARTS
-from autotune.records.ceilings import EXCEEDED_FROM, SIDES
+from autotune.records.ceilings import EXCEEDED_FROM
 from autotune.records.result import Curves, Diagnosis
 from autotune.report.blocks import (
     MEASURED_BY,
@@ -195,7 +196,10 @@ def _ceiling(rate: float, measured: float | None, basis: str) -> str:
 def _curves(curves: Curves) -> Table:
     """Tabulate settings measured on one side alone; empty if only yours were."""
     tried = [
-        (side, point) for side in SIDES for point in getattr(curves, side) if not point.is_left_out
+        (side, point)
+        for side, points in points_by_side(curves)
+        for point in points
+        if not point.is_left_out
     ]
     if not any(point.changes and point.ceiling for _, point in tried):
         return tabulate(())

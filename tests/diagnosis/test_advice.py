@@ -38,7 +38,10 @@ IN_TURNS = CPU.model_copy(update={"cores": 64})
 
 
 def ranked(evidence: Evidence) -> tuple[Advice, ...]:
-    return rank_advice(evidence, find_bottlenecks(evidence))
+    found = rank_advice(evidence, find_bottlenecks(evidence))
+    texts = [text for piece in found for text in (piece.text, piece.basis)]
+    assert all(text and "None" not in text.replace("draft(None", "") for text in texts)
+    return found
 
 
 def on_settings(evidence: Evidence) -> list[tuple[dict[str, object], Any]]:

@@ -29,9 +29,9 @@ PINNED = TrainingConfig(pin_memory=True)
 
 def remedies(evidence: Evidence) -> list[Advice]:
     """Advice that no measured setting gives."""
-    return [
-        piece for piece in rank_advice(evidence, find_bottlenecks(evidence)) if piece.kind != "set"
-    ]
+    found = rank_advice(evidence, find_bottlenecks(evidence))
+    assert "None" not in "".join(piece.text + piece.basis for piece in found)
+    return [piece for piece in found if piece.kind != "set"]
 
 
 def gain(evidence: Evidence) -> float | None:

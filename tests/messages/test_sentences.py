@@ -12,6 +12,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import pytest
 
 from autotune import messages
+from autotune.diagnosis.scaling import Cause
 from autotune.messages.advice import AdviceText
 from autotune.messages.diagnosis import BOTTLENECKS, UnevenRank
 from autotune.messages.search import _CEILINGS
@@ -19,6 +20,8 @@ from autotune.messages.space import _NO_EFFECT, _UNREACHED
 from autotune.messages.trials import _STAGES
 from autotune.messages.units import OUTCOMES, THROTTLE_REASONS
 from autotune.note import Note
+from autotune.records.result import Bottleneck
+from autotune.report.words import CAUSES
 
 EXAMPLES: dict[object, Sequence[object]] = {
     int: (0, 1, 2000),
@@ -43,6 +46,11 @@ CODES: dict[str, Sequence[object]] = {
     "setting_unreached.reason": tuple(_UNREACHED),
 }
 """Arguments that are codes, by their names alone or with their message's."""
+
+
+def test_every_bottleneck_has_its_name() -> None:
+    assert list(BOTTLENECKS) == list(get_args(Bottleneck))
+    assert list(CAUSES) == list(get_args(Cause))
 
 
 def functions() -> Iterator[Callable[..., Note | AdviceText]]:
