@@ -13,8 +13,24 @@ from typing import Literal, NamedTuple, cast
 from autotune.config.training_config import TrainingConfig
 from autotune.messages import advice as messages
 from autotune.messages.advice import AdviceText
-from autotune.models import forecast
-from autotune.models.forecast import PINNING_KINDS, Pair, expected_rates
+from autotune.models.forecast import (
+    PINNING_KINDS,
+    Pair,
+    advisable_points,
+    apply_changes,
+    copy_ceilings,
+    cores_ceiling,
+    device_ceiling,
+    device_cores,
+    expected_rates,
+    join_rates,
+    loader_ceiling,
+    loader_cpu_s,
+    loader_processes,
+    rate_without,
+    with_collating,
+    workers_run_too_many_threads,
+)
 from autotune.models.memory import MemoryModel, Peak
 from autotune.models.observations import (
     AMONG_WORKERS,
@@ -159,11 +175,8 @@ def _loader_changes(space: ResolvedSpace, run: Measurement) -> Iterator[Mapping[
         *({cores // sharing} & {*range(1, most + 1)}),
     }
     counts -= {own.num_workers} if _may_do_with_one(own, run) else {own.num_workers, 0, 1}
-    by_workers: list[Mapping[str, object]] = [
-        {"num_workers": count, "persistent_workers": count > 0}
-        for count in by_promise(counts, max(1, cores // sharing))
-    ]
-    yield from (change for change in by_workers if change["num_workers"] not in {0, 1})
+    by_workers = by_promise(counts, max(1, cores // sharing))
+    yield from (_with_workers(count) for count in by_workers if count > 1)
     if own.num_workers > 1 and len({*space.domains["in_order"]}) > 1:
         yield from (
             {"in_order": value, "persistent_workers": True} for value in space.domains["in_order"]
@@ -171,11 +184,13 @@ def _loader_changes(space: ResolvedSpace, run: Measurement) -> Iterator[Mapping[
     if own.num_workers > 0:
         threads = sorted(whole_numbers(space.domains["worker_threads"]))
         yield from ({"worker_threads": count, "persistent_workers": True} for count in threads[:1])
-    if own.num_workers > 0 and (
-        run.breakdown is None or run.breakdown.restart_fraction >= LEAST_GAIN
-    ):
-        yield {"persistent_workers": True}
-    yield from (change for change in by_workers if change["num_workers"] in {0, 1})
+        if run.breakdown is None or run.breakdown.restart_fraction >= LEAST_GAIN:
+            yield {"persistent_workers": True}
+    yield from (_with_workers(count) for count in by_workers if count <= 1)
+
+
+def _with_workers(count: int) -> Mapping[str, object]:
+    return {"num_workers": count, "persistent_workers": count > 0}
 
 
 def _may_do_with_one(own: TrainingConfig, run: Measurement) -> bool:
@@ -190,10 +205,7 @@ def _may_do_with_one(own: TrainingConfig, run: Measurement) -> bool:
 def _device_changes(space: ResolvedSpace) -> Iterator[Mapping[str, object]]:
     own = space.baseline
     environment = space.environment
-    yield from (
-        with_batch(own, max(1, int(own.micro_batch_size * factor))).model_dump()
-        for factor in _LARGER
-    )
+    yield from (_with_factor(own, factor) for factor in _LARGER)
     # of a script only precisions that can be set from outside, never float16
     reached = space.domains["amp_dtype"]
     yield from ({"amp_dtype": dtype} for dtype in environment.native_amp_dtypes if dtype in reached)
@@ -202,10 +214,11 @@ def _device_changes(space: ResolvedSpace) -> Iterator[Mapping[str, object]]:
     if space.facts.has_4d_input:
         yield {"channels_last": True}
     yield from ({"fused": value} for value in space.domains["fused"])
-    yield from (
-        with_batch(own, max(1, int(own.micro_batch_size * factor))).model_dump()
-        for factor in _SMALLER
-    )
+    yield from (_with_factor(own, factor) for factor in _SMALLER)
+
+
+def _with_factor(own: TrainingConfig, factor: float) -> Mapping[str, object]:
+    return with_batch(own, max(1, int(own.micro_batch_size * factor))).model_dump()
 
 
 # Checkpointing the repeated blocks of a model: the memory saved, the batch that then fits, and its
@@ -231,14 +244,14 @@ def _times(evidence: Evidence, device_time: float, interval: tuple[float, float]
         device_time: Time of a sample on the device over the present one.
         interval: Its 95 % interval; added is the error between a loader alone and in a run.
     """
-    loader = forecast.loader_ceiling(evidence)
-    device = forecast.device_ceiling(evidence)
-    present = forecast.join_rates(evidence, loader, device)
+    loader = loader_ceiling(evidence)
+    device = device_ceiling(evidence)
+    present = join_rates(evidence, loader, device)
     least, most = interval
     slowest, fastest = loader_bounds(evidence, loader)
     return _Times(
         *(
-            forecast.join_rates(evidence, rate, device / time) / present
+            join_rates(evidence, rate, device / time) / present
             for rate, time in ((loader, device_time), (slowest, most), (fastest, least))
         )
     )
@@ -324,7 +337,7 @@ def _memory(evidence: Evidence, less_per_sample: float = 0.0) -> MemoryModel:
     peaks = [Peak(evidence.config, evidence.measurement.peak_memory_bytes)]
     for point in evidence.curves.device:
         if point.peak_memory_bytes is not None and {*point.changes} <= {"micro_batch_size"}:
-            config = forecast.apply_changes(evidence, point).model_copy(update={"num_workers": 0})
+            config = apply_changes(evidence, point).model_copy(update={"num_workers": 0})
             peaks.append(Peak(config, point.peak_memory_bytes, "alone" if in_ram else "trial"))
     rest = [
         one._replace(
@@ -462,10 +475,10 @@ def loader_without(evidence: Evidence, costs: LoaderCosts, item_fraction: float)
         costs: Costs of its loader.
         item_fraction: Share of an item's time that is saved, in 0..1.
     """
-    workers = forecast.loader_processes(evidence.config)
-    sample_s = workers / forecast.loader_ceiling(evidence)
+    workers = loader_processes(evidence.config)
+    sample_s = workers / loader_ceiling(evidence)
     transfer_s = min((costs.transfer_s or 0.0) / evidence.config.micro_batch_size, sample_s)
-    item_share = costs.item_s / max(forecast.with_collating(evidence, costs, costs.item_s), 1e-9)
+    item_share = costs.item_s / max(with_collating(evidence, costs, costs.item_s), 1e-9)
     left = max(1.0 - item_share * item_fraction, _LEAST_LEFT)
     return workers / (transfer_s + (sample_s - transfer_s) * left)
 
@@ -489,9 +502,7 @@ def list_remedies(
 ) -> Iterator[Advice]:
     """Yield remedies for each finding that settings alone don't remove; for computing only if first."""
     costs = evidence.measurement.loader_costs
-    is_data_bound = best_samples_per_s < POLICY.trials.near_ceiling * forecast.device_ceiling(
-        evidence
-    )
+    is_data_bound = best_samples_per_s < POLICY.trials.near_ceiling * device_ceiling(evidence)
     for finding in findings:
         code = finding.bottleneck
         if code in _FOR_LOADER:
@@ -505,11 +516,9 @@ def list_remedies(
 def _cpu_work(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
     """Advise cheaper items or more cores, unless the cores suffice."""
     needed_s = _needed_item_s(evidence)
-    item_s = forecast.loader_cpu_s(evidence)
+    item_s = loader_cpu_s(evidence)
     cores = evidence.environment.cores
-    cores_needed = ceil(
-        forecast.device_ceiling(evidence) * item_s + forecast.device_cores(evidence)
-    )
+    cores_needed = ceil(device_ceiling(evidence) * item_s + device_cores(evidence))
     if cores_needed > cores or needed_s < item_s:
         words = messages.make_items_cheaper(
             needed_s=needed_s,
@@ -518,7 +527,7 @@ def _cpu_work(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
             cores=cores,
             is_device_estimated=evidence.measurement.device_ceiling is None,
         )
-        yield _expecting(evidence, words, forecast.device_ceiling(evidence))
+        yield _expecting(evidence, words, device_ceiling(evidence))
     yield from _formats(evidence, costs)
     yield from _shard_stream(evidence, costs)
     yield from _cache_items(evidence, costs)
@@ -526,11 +535,8 @@ def _cpu_work(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
 
 def _waiting(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
     """Advise shorter waits, or more workers to wait in parallel, unless the workers suffice."""
-    wanted = forecast.device_ceiling(evidence)
-    tried = [
-        forecast.apply_changes(evidence, point)
-        for point in forecast.advisable_points(evidence, "loader")
-    ]
+    wanted = device_ceiling(evidence)
+    tried = [apply_changes(evidence, point) for point in advisable_points(evidence, "loader")]
     workers = max(1, *(config.num_workers for config in (evidence.config, *tried)))
     workers_needed = ceil(wanted * costs.item_s)
     if workers / wanted < costs.item_s:
@@ -553,24 +559,20 @@ def _shard_stream(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
 
     Source: pytorch.org, torch.utils.data.IterableDataset.
     """
-    workers = ceil(
-        forecast.device_ceiling(evidence) * forecast.with_collating(evidence, costs, costs.item_s)
-    )
-    share = min(1.0, _needed_item_s(evidence) / max(forecast.loader_cpu_s(evidence), 1e-9))
+    workers = ceil(device_ceiling(evidence) * with_collating(evidence, costs, costs.item_s))
+    share = min(1.0, _needed_item_s(evidence) / max(loader_cpu_s(evidence), 1e-9))
     if not evidence.facts.is_sharded and workers >= 2 and share > 0:
         words = messages.shard_stream(workers_needed=workers)
-        yield _expecting(evidence, words, forecast.device_ceiling(evidence) * share)
+        yield _expecting(evidence, words, device_ceiling(evidence) * share)
 
 
 def _slow_tail(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
     """Advise to speed up the slowest items."""
-    sample_s = forecast.with_collating(
-        evidence, costs, costs.item_s * (1.0 - costs.slow_tail_fraction)
-    )
+    sample_s = with_collating(evidence, costs, costs.item_s * (1.0 - costs.slow_tail_fraction))
     loader = max(
-        max(1, evidence.config.num_workers) / max(sample_s, 1e-9), forecast.loader_ceiling(evidence)
+        max(1, evidence.config.num_workers) / max(sample_s, 1e-9), loader_ceiling(evidence)
     )
-    expected = forecast.join_rates(evidence, loader, forecast.device_ceiling(evidence))
+    expected = join_rates(evidence, loader, device_ceiling(evidence))
     words = messages.fix_slowest_items(
         item_slowest_s=costs.item_slowest_s,
         item_median_s=costs.item_median_s,
@@ -588,16 +590,16 @@ def _worker_threads(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
     than the present throughput: threads that spin while they wait for each other add to the CPU
     time. Source: pytorch.org, torch.utils.data: in workers, torch limits only its own threads.
     """
-    if not forecast.workers_run_too_many_threads(evidence):
+    if not workers_run_too_many_threads(evidence):
         return
     cores = evidence.environment.cores
-    loaders = forecast.loader_processes(evidence.config)
-    present = forecast.loader_ceiling(evidence)
-    device = forecast.device_ceiling(evidence)
-    allowed = min(loaders, cores) / forecast.loader_cpu_s(evidence)
+    loaders = loader_processes(evidence.config)
+    present = loader_ceiling(evidence)
+    device = device_ceiling(evidence)
+    allowed = min(loaders, cores) / loader_cpu_s(evidence)
     expected = min(
-        forecast.cores_ceiling(evidence),
-        forecast.join_rates(evidence, max(allowed, present), device),
+        cores_ceiling(evidence),
+        join_rates(evidence, max(allowed, present), device),
     )
     is_gain_known = allowed * POLICY.trials.near_ceiling > present
     words = messages.one_thread_per_worker(
@@ -607,16 +609,14 @@ def _worker_threads(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
         cores=cores,
         loader_samples_per_s=None if is_gain_known else present,
     )
-    if not any(
-        "worker_threads" in point.changes for point in forecast.advisable_points(evidence, "loader")
-    ):
+    if not any("worker_threads" in point.changes for point in advisable_points(evidence, "loader")):
         yield _expecting(evidence, words, expected if is_gain_known else None)
     yield from _cpu_work(evidence, costs)
 
 
 def _formats(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
     """Advise file formats that were measured to be read faster here."""
-    if forecast.loader_ceiling(evidence) == inf:
+    if loader_ceiling(evidence) == inf:
         return
     for cost in costs.formats:
         loader = loader_without(evidence, costs, cost.saved_fraction)
@@ -632,7 +632,7 @@ def _formats(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
         yield _expecting(
             evidence,
             words,
-            forecast.join_rates(evidence, loader, forecast.device_ceiling(evidence)),
+            join_rates(evidence, loader, device_ceiling(evidence)),
         )
 
 
@@ -650,7 +650,7 @@ def _cache_items(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
     collating = inf
     if costs.collate_s > 0:
         collating = evidence.config.micro_batch_size / costs.collate_s
-    device = forecast.device_ceiling(evidence)
+    device = device_ceiling(evidence)
     is_overlapped = evidence.environment.device_kind != "cpu"
     expected = joint_rate(collating, device, is_overlapped=is_overlapped)
     words = messages.cache_items(
@@ -716,7 +716,7 @@ def _host_waits(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
 
 def _bandwidth(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
     is_dtype_known = any(
-        "amp_dtype" in point.changes for point in forecast.advisable_points(evidence, "device")
+        "amp_dtype" in point.changes for point in advisable_points(evidence, "device")
     )
     words = messages.move_fewer_bytes(share=finding.share, is_dtype_known=is_dtype_known)
     yield _saving(evidence, words, (1 - _BYTES_LEFT) * finding.share)
@@ -791,8 +791,8 @@ _FOR_DEVICE: dict[Bottleneck, Callable[[Evidence, Finding], Iterator[Advice]]] =
 
 def _needed_item_s(evidence: Evidence) -> float:
     """Return the CPU seconds that a sample may take for the device to be the limit; 0 if no core is left."""
-    free_cores = evidence.environment.cores - forecast.device_cores(evidence)
-    return max(0.0, free_cores / forecast.device_ceiling(evidence))
+    free_cores = evidence.environment.cores - device_cores(evidence)
+    return max(0.0, free_cores / device_ceiling(evidence))
 
 
 def _expecting(evidence: Evidence, words: AdviceText, expected: float | None) -> Advice:
@@ -801,8 +801,8 @@ def _expecting(evidence: Evidence, words: AdviceText, expected: float | None) ->
 
 def _saving(evidence: Evidence, words: AdviceText, saved: float) -> Advice:
     """Return advice that saves this share of the time; no figure if the loader must be fixed first."""
-    expected = forecast.rate_without(evidence, saved)
-    loader = forecast.loader_ceiling(evidence)
+    expected = rate_without(evidence, saved)
+    loader = loader_ceiling(evidence)
     if expected < loader:
         return _expecting(evidence, words, expected)
     is_loader_first = evidence.measurement.samples_per_s >= POLICY.trials.near_ceiling * loader
@@ -844,8 +844,8 @@ def rank_advice(evidence: Evidence, findings: Sequence[Finding]) -> tuple[Advice
 
 def _advise_settings(evidence: Evidence, findings: Sequence[Finding]) -> list[Advice]:
     """Return advice on each side's settings, and on both together if that gains 3 % more."""
-    loaders: list[Pair] = [(point, None) for point in forecast.advisable_points(evidence, "loader")]
-    devices: list[Pair] = [(None, point) for point in forecast.advisable_points(evidence, "device")]
+    loaders: list[Pair] = [(point, None) for point in advisable_points(evidence, "loader")]
+    devices: list[Pair] = [(None, point) for point in advisable_points(evidence, "device")]
     both = [(loader, device) for loader, _ in loaders for _, device in devices]
     rated = _beyond_error(evidence, [*devices, *loaders, *both])
     chosen = [
@@ -877,7 +877,7 @@ def _beyond_error(evidence: Evidence, pairs: Sequence[Pair]) -> list[_Rated]:
     for pair, rate in zip(pairs, expected_rates(evidence, pairs), strict=True):
         at_least = rate * _share_beyond_error(evidence, pair)
         if at_least > evidence.measurement.samples_per_s:
-            config = forecast.apply_changes(evidence, *pair)
+            config = apply_changes(evidence, *pair)
             found.append(_Rated(pair, config, rate, at_least))
     return found
 
@@ -887,13 +887,13 @@ def _share_beyond_error(evidence: Evidence, pair: Pair) -> float:
 
     An error of the faster side hardly counts; an unchanged side adds none.
     """
-    measured = [forecast.loader_ceiling(evidence), forecast.device_ceiling(evidence)]
+    measured = [loader_ceiling(evidence), device_ceiling(evidence)]
     lower = list(measured)
     for side, point in enumerate(pair):
         if point is not None and point.ceiling is not None:
             measured[side] = point.ceiling.samples_per_s
             lower[side] = measured[side] * exp(-NORMAL_95 * (point.ceiling.relative_sd or 0.0))
-    return forecast.join_rates(evidence, *lower) / forecast.join_rates(evidence, *measured)
+    return join_rates(evidence, *lower) / join_rates(evidence, *measured)
 
 
 def _best(rated: Sequence[_Rated], cheapest: Literal["workers", "changes"]) -> _Rated | None:
@@ -954,15 +954,15 @@ def _pin_memory(evidence: Evidence, findings: Sequence[Finding]) -> Iterator[Adv
         return
     present = evidence.measurement.samples_per_s
     settings = {"pin_memory": True}
-    known = forecast.copy_ceilings(evidence)
+    known = copy_ceilings(evidence)
     if known.keys() == {False, True}:
         pageable, faster = known[False], known[True]
         if faster > pageable:
             (expected,) = expected_rates(
                 evidence, [(CurvePoint(changes=settings, ceiling=None), None)]
             )
-            loader = forecast.loader_ceiling(evidence)
-            most = min(loader, forecast.device_ceiling(evidence), faster)
+            loader = loader_ceiling(evidence)
+            most = min(loader, device_ceiling(evidence), faster)
             words = messages.pin_memory(
                 settings=settings, pageable_samples_per_s=pageable, pinned_samples_per_s=faster
             )
@@ -980,7 +980,7 @@ def _pin_memory(evidence: Evidence, findings: Sequence[Finding]) -> Iterator[Adv
     words = messages.pin_memory(
         settings=settings, share=copy.share, copy_s=copy_s, pinned_copy_s=pinned_copy_s
     )
-    yield advise(words, present, forecast.rate_without(evidence, saved * copy.share))
+    yield advise(words, present, rate_without(evidence, saved * copy.share))
 
 
 def _more_workers(evidence: Evidence, findings: Sequence[Finding]) -> Iterator[Advice]:
@@ -1006,8 +1006,8 @@ def _more_workers(evidence: Evidence, findings: Sequence[Finding]) -> Iterator[A
     pairs: list[Pair] = [(point, None) for point in points if _has_room(evidence, costs, point)]
     if not pairs:
         return
-    by_cores = forecast.cores_ceiling(evidence)
-    device = forecast.device_ceiling(evidence)
+    by_cores = cores_ceiling(evidence)
+    device = device_ceiling(evidence)
     rates = [min(rate, by_cores, device) for rate in expected_rates(evidence, pairs)]
     # the fewest workers, as counts increase
     enough, rate = next(
@@ -1017,7 +1017,7 @@ def _more_workers(evidence: Evidence, findings: Sequence[Finding]) -> Iterator[A
     )
     words = messages.add_workers(
         settings=enough.changes,
-        item_cpu_s=forecast.loader_cpu_s(evidence),
+        item_cpu_s=loader_cpu_s(evidence),
         num_workers=own.num_workers,
         cores=environment.cores,
         cores_samples_per_s=by_cores,
@@ -1039,8 +1039,8 @@ def _has_room(evidence: Evidence, costs: LoaderCosts, point: CurvePoint) -> bool
     """Return whether the prefetched batches of all ranks' workers fit into the free RAM, with room."""
     if evidence.free_ram_bytes is None:
         return True
-    config = forecast.apply_changes(evidence, point)
-    batches = forecast.loader_processes(config) * config.batches_per_worker
+    config = apply_changes(evidence, point)
+    batches = loader_processes(config) * config.batches_per_worker
     queue_bytes = batches * config.micro_batch_size * costs.item_bytes
     return queue_bytes <= POLICY.trials.queue_share * evidence.free_ram_bytes
 

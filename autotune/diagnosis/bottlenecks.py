@@ -9,8 +9,16 @@ import numpy as np
 
 from autotune.diagnosis.advice import LEAST_GAIN, rank_advice
 from autotune.messages import diagnosis as messages
-from autotune.models import forecast
-from autotune.models.forecast import copy_ceilings, device_ceiling, loader_ceiling
+from autotune.models.forecast import (
+    advisable_points,
+    copy_ceilings,
+    device_ceiling,
+    loader_ceiling,
+    loader_processes,
+    runs_too_many_threads,
+    threads_of,
+    workers_run_too_many_threads,
+)
 from autotune.models.memory import growth_notes
 from autotune.models.observations import points_by_side
 from autotune.models.statistics import memory_fault
@@ -143,7 +151,7 @@ def fixed_step_share(evidence: Evidence) -> float:
     than three batches were measured.
     """
     own = evidence.config.micro_batch_size
-    ceilings: dict[object, float] = {own: forecast.device_ceiling(evidence)} | {
+    ceilings: dict[object, float] = {own: device_ceiling(evidence)} | {
         point.changes.get("micro_batch_size", own): point.ceiling.samples_per_s
         for point in evidence.curves.device
         if point.ceiling and point.changes.keys() <= {"micro_batch_size", "max_tokens"}
@@ -169,11 +177,11 @@ def _data(evidence: Evidence, parts: TimeBreakdown) -> Finding:
             item_slowest_s=costs.item_slowest_s,
         )
         return _finding("data_tail", share, tail)
-    if forecast.workers_run_too_many_threads(evidence):
+    if workers_run_too_many_threads(evidence):
         threads = messages.loader_threads_evidence(
             item_s=costs.item_s,
             cores_per_item=costs.cpu_fraction,
-            loader_processes=forecast.loader_processes(evidence.config),
+            loader_processes=loader_processes(evidence.config),
             cores=evidence.environment.cores,
         )
         return _finding("threads", share, threads)
@@ -201,7 +209,7 @@ def _restart(evidence: Evidence, parts: TimeBreakdown) -> Finding:
 
 def _copy(evidence: Evidence, share: float) -> Finding:
     """Return exposed copies, with the ceilings of copying alone if measured."""
-    known = forecast.copy_ceilings(evidence)
+    known = copy_ceilings(evidence)
     is_pinned = evidence.config.pin_memory
     if is_pinned not in known:
         return _finding("copy", share, messages.copy_evidence(share=share))
@@ -217,19 +225,19 @@ def _copy(evidence: Evidence, share: float) -> Finding:
 
 def _threads(evidence: Evidence, work: float) -> Finding | None:
     """Return CPU oversubscription: computing in the loop is slower than alone; None if it is not."""
-    if work <= 0 or not forecast.runs_too_many_threads(evidence, evidence.config):
+    if work <= 0 or not runs_too_many_threads(evidence, evidence.config):
         return None
     rates = [
         point.ceiling.samples_per_s
-        for point in forecast.advisable_points(evidence, "device")
+        for point in advisable_points(evidence, "device")
         if point.ceiling is not None and set(point.changes) == {"intra_op_threads"}
     ]
-    alone = max([forecast.device_ceiling(evidence), *rates])
+    alone = max([device_ceiling(evidence), *rates])
     slowdown = alone / (evidence.measurement.samples_per_s / work)
     if slowdown < _SLOWED_BY:
         return None
     threads = messages.threads_evidence(
-        threads=forecast.threads_of(evidence, evidence.config),
+        threads=threads_of(evidence, evidence.config),
         num_workers=evidence.config.num_workers,
         cores=evidence.environment.cores,
         slowdown=slowdown,
@@ -309,7 +317,7 @@ def _memory_evidence(evidence: Evidence) -> Note | None:
 
 def _batch_s(evidence: Evidence) -> float:
     """Return the seconds of one micro batch on the device alone."""
-    return evidence.config.micro_batch_size / forecast.device_ceiling(evidence)
+    return evidence.config.micro_batch_size / device_ceiling(evidence)
 
 
 # The diagnosis: findings, advice, headline and notes.

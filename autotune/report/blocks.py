@@ -217,12 +217,10 @@ def _trend(line: MemoryLine, summary: RunSummary) -> Trend:
 # printed: each renderer makes them safe in its own way.
 
 
-MEASURED_BY = "measured by"
-"""Head of a column that a console, for want of room, shows in lines below the table."""
 _WORDS = (
     "advice device evidence outcome precision reason result searched setting settings value what"
 )
-TEXT_HEADS = frozenset({"", MEASURED_BY, *_WORDS.split()})
+TEXT_HEADS = frozenset({"", *_WORDS.split()})
 """Heads of text columns, which are left-aligned and may wrap; figures are right-aligned."""
 
 

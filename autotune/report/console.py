@@ -15,7 +15,6 @@ from autotune.config.environment import Environment
 from autotune.config.plan import Choices, Domain, WorkloadFacts
 from autotune.messages.units import format_count
 from autotune.report.blocks import (
-    MEASURED_BY,
     TEXT_HEADS,
     Block,
     Bullets,
@@ -69,18 +68,15 @@ def _grid_of(block: Block) -> RenderableType | None:
         case Facts():
             return _lines(block.facts.items(), style="dim")
         case Table():
-            return Group(_table(block), *_sources(block))
+            return _table(block)
     return None
 
 
 def _table(block: Table) -> Grid:
-    """Build a table without its column of sources."""
     grid = Grid(
         box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1), header_style="bold"
     )
-    shown = [place for place, head in enumerate(block.heads) if head != MEASURED_BY]
-    for place in shown:
-        head = block.heads[place]
+    for place, head in enumerate(block.heads):
         is_text = head in TEXT_HEADS
         is_label = head in {"", "what"}
         max_width = None if is_text else _WIDEST_FIGURE
@@ -99,7 +95,7 @@ def _table(block: Table) -> Grid:
     for row, kind, following in zip_longest(
         block.rows, block.row_kinds, block.row_kinds[1:], fillvalue=""
     ):
-        label, *cells = (row[place] for place in shown)
+        label, *cells = row
         is_detail = label.startswith("  ")
         grid.add_row(
             Text(label if is_detail else one_line(label)),
@@ -108,17 +104,6 @@ def _table(block: Table) -> Grid:
             end_section=following == "setting" and kind != "setting",
         )
     return grid
-
-
-def _sources(block: Table) -> list[Text]:
-    """Return the column "measured by" as lines below the table, for want of room."""
-    if MEASURED_BY not in block.heads:
-        return []
-    place = block.heads.index(MEASURED_BY)
-    names: dict[str, list[str]] = {}
-    for row in block.rows:
-        names.setdefault(one_line(row[place]), []).append(row[0])
-    return [Text(f"{', '.join(parts)}: {source}", style="dim") for source, parts in names.items()]
 
 
 def _traces(traces: list[Trace]) -> Grid:

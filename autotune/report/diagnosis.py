@@ -18,7 +18,6 @@ from autotune.records.breakdown import PARTS
 from autotune.records.ceilings import EXCEEDED_FROM
 from autotune.records.result import Curves, Diagnosis
 from autotune.report.blocks import (
-    MEASURED_BY,
     Block,
     Bullets,
     Paragraph,
@@ -26,6 +25,7 @@ from autotune.report.blocks import (
     Table,
     facts_with_values,
     filled,
+    footnotes,
     tabulate,
 )
 from autotune.report.console import print_section
@@ -118,11 +118,10 @@ def diagnosis_sections(diagnosis: Diagnosis) -> tuple[Section, ...]:
     elif diagnosis.verdict == "unknown":  # no gain was measured
         advice = tabulate(())
     loader = {} if run.loader_costs is None else loader_facts(run.loader_costs)
-    footnotes = [one_line(str(note)) for note in diagnosis.notes]
-    footnotes += describe_setup({"your settings": [run]})
-    notes = Bullets(sentences=tuple(footnotes))
+    notes = [one_line(str(note)) for note in diagnosis.notes]
+    notes += describe_setup({"your settings": [run]})
     return filled(
-        Section(title="Where the time goes", blocks=(_time(diagnosis),)),
+        Section(title="Where the time goes", blocks=_time(diagnosis)),
         Section(title="Bottlenecks", blocks=(bottleneck_table(findings),)),
         Section(title="What to do", blocks=(advice,)),
         Section(title="Your settings", blocks=(facts_with_values(_list_figures(diagnosis)),)),
@@ -132,11 +131,11 @@ def diagnosis_sections(diagnosis: Diagnosis) -> tuple[Section, ...]:
             title="Lengths: tokens and padding", blocks=(facts_with_values(length_facts(run)),)
         ),
         Section(title="Other settings, each side alone", blocks=(_curves(curves),)),
-        Section(title="Notes", blocks=(notes,)),
+        Section(title="Notes", blocks=(Bullets(sentences=tuple(notes)),)),
     )
 
 
-def _time(diagnosis: Diagnosis) -> Table:
+def _time(diagnosis: Diagnosis) -> tuple[Table, Bullets]:
     breakdown = breakdown_of(diagnosis.evidence)
     shares = breakdown.shares()
     if diagnosis.verdict == "unknown":
@@ -145,15 +144,17 @@ def _time(diagnosis: Diagnosis) -> Table:
         named = {PART_NAMES["data_wait"]: breakdown.data_wait, "all else": breakdown.compute}
     else:
         named = {PART_NAMES[part]: shares[part] for part in PARTS if shares[part].fraction > 0}
-    rows = [
-        (name, text_bar(part.fraction), show(part.fraction, "share"), part.source)
-        for name, part in named.items()
-    ]
-    restart = breakdown.restart_fraction
-    if restart >= _LEAST_RESTART:
-        source = breakdown.data_wait.source
-        rows.insert(1, ("of it at epochs' ends", text_bar(restart), show(restart, "share"), source))
-    return Table(heads=("", "what", "share", MEASURED_BY), rows=tuple(rows))
+    fractions = {}
+    for name, part in named.items():
+        fractions[name] = part.fraction
+        if name == PART_NAMES["data_wait"] and breakdown.restart_fraction >= _LEAST_RESTART:
+            fractions["of it at epochs' ends"] = breakdown.restart_fraction
+    rows = (
+        {"": name, "what": text_bar(fraction), "share": show(fraction, "share")}
+        for name, fraction in fractions.items()
+    )
+    sources = "; ".join(dict.fromkeys(part.source for part in named.values()))
+    return tabulate(rows), footnotes([f"Measured by: {sources}."] if named else [])
 
 
 def _list_figures(diagnosis: Diagnosis) -> dict[str, str]:

@@ -28,7 +28,7 @@ def test_a_diagnosis_shows_its_answer_its_advice_and_where_the_time_goes() -> No
     assert reader.tags[0] == "div"
     assert reader.tags.count("table") >= 6
     assert found.advice[0].text in reader.text
-    assert "measured by" in reader.text
+    assert "Measured by" in reader.text
     assert not {"script", "img", "style", "link"} & set(reader.tags)
     assert Reader(found._repr_html_()).text.strip().startswith(found.headline)
 
