@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import zip_longest
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -92,9 +91,8 @@ def _table(block: Table) -> Grid:
             no_wrap=not is_text and not may_wrap,
             max_width=max_width,
         )
-    for row, kind, following in zip_longest(
-        block.rows, block.row_kinds, block.row_kinds[1:], fillvalue=""
-    ):
+    kinds = block.row_kinds or ("",) * len(block.rows)
+    for row, kind, following in zip(block.rows, kinds, (*kinds[1:], ""), strict=True):
         label, *cells = row
         is_detail = label.startswith("  ")
         grid.add_row(

@@ -209,7 +209,7 @@ def test_foreign_points_are_not_advised() -> None:
     assert on_settings(make_evidence(breakdown=WAITING, curves=curves)) == []
 
 
-def test_a_batch_larger_than_the_dataset_is_not_advised() -> None:
+def test_batch_beyond_the_dataset_is_not_advised() -> None:
     facts = make_facts(dataset_length=40)
     curves = Curves(device=(make_point(1000.0), make_point(4000.0, micro_batch_size=64)))
     assert on_settings(make_evidence(facts=facts, curves=curves)) == []
@@ -276,7 +276,7 @@ def test_pinning_gains_what_the_ceilings_of_copies_allow(
     assert pin.figures.items() >= figures.items()
 
 
-def test_pinned_copies_that_are_no_faster_are_not_advised() -> None:
+def test_slow_pinned_copies_are_not_advised() -> None:
     costs = make_loader_costs(copy_s=1e-3, pinned_copy_s=1.1e-3)
     evidence = make_evidence(1000.0, breakdown=make_breakdown(copy=0.5), loader_costs=costs)
     assert on_settings(evidence) == []
@@ -379,7 +379,7 @@ def test_workers_are_not_advised_by_calculation(changes: dict[str, Any]) -> None
     assert workers_of(jpegs_on_an_h200(**changes)) == []
 
 
-def test_cpu_work_beyond_every_setting_gets_its_own_figures() -> None:
+def test_cpu_work_has_figures() -> None:
     # 8 cores for a device of 10,000 samples/s: 0.8 ms an item at most, or 21 cores for 2.1 ms
     evidence = loading(400.0, 470.0, 10_000.0, loader_costs=make_loader_costs(2.1e-3))
     found = remedies(evidence)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from autotune.config.training_config import TrainingConfig
 from autotune.diagnosis.bottlenecks import breakdown_of, find_bottlenecks, fixed_step_share
+from autotune.records.breakdown import LoaderCosts
 from autotune.records.ceilings import Ceiling
 from autotune.records.measurement import Ceilings, Fullness
 from autotune.records.result import Bottleneck, Curves, Evidence
@@ -37,31 +38,120 @@ def batch_curve(fixed_s: float, slope_s: float) -> Curves:
     )
 
 
-@pytest.mark.parametrize(
-    ("costs", "kind"),
-    [
-        (make_loader_costs(), "data_cpu"),
-        (make_loader_costs(item_cpu_s=0.4e-3), "data_io"),
-        (make_loader_costs(slow_tail_fraction=0.5), "data_tail"),
-        (make_loader_costs(slow_tail_fraction=0.5, item_cpu_s=0.0), "data_tail"),
-        (None, "data_cpu"),
-    ],
-)
-def test_waiting_for_data_is_named_by_what_an_item_does(costs: Any, kind: Bottleneck) -> None:
-    evidence = make_evidence(breakdown=make_breakdown(wait=0.7), loader_costs=costs)
-    assert shares(evidence) == {kind: 0.7, "compute": 0.3}
+def of_gpm(dram: float, tensor: float) -> Evidence:
+    """Make an evidence whose operators' bytes do not count, since GPM is measured."""
+    fullness = Fullness(
+        sm_fraction=1.0, sm_occupancy=1.0, tensor_fraction=tensor, dram_fraction=dram
+    )
+    curves = Curves(roofline=make_roofline(moved_bytes=1e12))
+    return make_evidence(curves=curves, fullness=fullness, busy_fraction=0.9)
 
 
-def test_restarts_are_no_waiting_for_items() -> None:
-    assert shares(make_evidence(breakdown=make_breakdown(wait=0.6, restart=0.6))) == {
-        "restart": 0.6,
-        "compute": 0.4,
-    }
+def of_data(costs: LoaderCosts | None, workers: int = 0) -> Evidence:
+    return make_evidence(
+        config=TrainingConfig(num_workers=workers),
+        breakdown=make_breakdown(wait=0.7),
+        loader_costs=costs,
+    )
 
 
-def test_copies_and_gaps_of_a_gpu_are_separate_findings() -> None:
-    evidence = make_evidence(breakdown=make_breakdown(copy=0.5, idle=0.3))
-    assert shares(evidence) == {"copy": 0.5, "launch": 0.3, "compute": 0.2}
+def of_items(cores_busy: float, workers: int) -> Evidence:
+    return of_data(make_loader_costs(1e-3, item_cpu_s=cores_busy * 1e-3), workers)
+
+
+def of_threads(**settings: Any) -> Evidence:
+    config = TrainingConfig(**settings)
+    return make_evidence(1000.0, config=config, environment=CPU, device_ceiling=4000.0)
+
+
+HALF_MOVING = 0.5e11 * 0.032
+"""Bytes that take half of a batch's 32 ms at the peak."""
+CASES: dict[str, tuple[Evidence, dict[Bottleneck, float]]] = {
+    "items compute": (of_data(make_loader_costs()), {"data_cpu": 0.7, "compute": 0.3}),
+    "items wait": (
+        of_data(make_loader_costs(item_cpu_s=0.4e-3)),
+        {"data_io": 0.7, "compute": 0.3},
+    ),
+    "slow tail": (
+        of_data(make_loader_costs(slow_tail_fraction=0.5, item_cpu_s=0.0)),
+        {"data_tail": 0.7, "compute": 0.3},
+    ),
+    "unknown items": (of_data(None), {"data_cpu": 0.7, "compute": 0.3}),
+    "threads of items": (of_items(2.5, 4), {"threads": 0.7, "compute": 0.3}),
+    "enough cores for threads of items": (of_items(2.5, 3), {"data_cpu": 0.7, "compute": 0.3}),
+    "items in one thread": (of_items(1.4, 8), {"data_cpu": 0.7, "compute": 0.3}),
+    "restarts": (
+        make_evidence(breakdown=make_breakdown(wait=0.6, restart=0.6)),
+        {"restart": 0.6, "compute": 0.4},
+    ),
+    "copies and gaps": (
+        make_evidence(breakdown=make_breakdown(copy=0.5, idle=0.3)),
+        {"copy": 0.5, "launch": 0.3, "compute": 0.2},
+    ),
+    "the host's waits": (
+        make_evidence(breakdown=make_breakdown(synchronise=0.4, idle=0.05)),
+        {"synchronise": 0.4, "compute": 0.55},
+    ),
+    "less than a tenth": (
+        make_evidence(breakdown=make_breakdown(wait=0.09, copy=0.09, idle=0.09)),
+        {"compute": 0.73},
+    ),
+    # 1,000 operators in 10 ms; 9 of the 10 ms stay whatever the batch
+    "small operators on a CPU": (
+        make_evidence(
+            3200.0,
+            environment=CPU,
+            curves=batch_curve(9e-3, 1e-3 / 32),
+            breakdown=make_breakdown(idle=0.2),
+        ),
+        {"launch": 0.2 + 0.8 * 0.9},
+    ),
+    # an operator takes 1 ms
+    "large operators on a CPU": (
+        make_evidence(32.0, environment=CPU, curves=batch_curve(9e-1, 1e-1 / 32)),
+        {"compute": 1.0},
+    ),
+    "moving bytes": (
+        make_evidence(1000.0, curves=Curves(roofline=make_roofline(moved_bytes=HALF_MOVING))),
+        {"memory": 1.0},
+    ),
+    "a product that takes longer": (
+        make_evidence(
+            1000.0,
+            curves=Curves(roofline=make_roofline(moved_bytes=HALF_MOVING, flops=0.9e12 * 0.032)),
+        ),
+        {"compute": 1.0},
+    ),
+    "GPM: memory": (of_gpm(0.5, 0.1), {"memory": 1.0}),
+    "GPM: little memory": (of_gpm(0.2, 0.1), {"compute": 1.0}),
+    "GPM: more tensor": (of_gpm(0.6, 0.9), {"compute": 1.0}),
+    "more threads than cores": (of_threads(num_workers=4), {"threads": 0.75, "compute": 0.25}),
+    "as many threads as cores": (
+        of_threads(num_workers=1, intra_op_threads=3),
+        {"compute": 1.0},
+    ),
+    "threads on a GPU": (
+        make_evidence(1000.0, config=TrainingConfig(num_workers=64), device_ceiling=4000.0),
+        {"compute": 1.0},
+    ),
+    "fewer threads measured": (
+        make_evidence(
+            1000.0,
+            config=TrainingConfig(intra_op_threads=16),
+            environment=CPU,
+            curves=Curves(
+                device=(make_point(1000.0), make_point(5000.0, intra_op_threads=4)), threads=16
+            ),
+        ),
+        {"threads": 0.8, "compute": 0.2},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_shares_of_bottlenecks(name: str) -> None:
+    evidence, expected = CASES[name]
+    assert shares(evidence) == expected
 
 
 COPIES = Curves(copy=(make_point(1500.0), make_point(4500.0, pin_memory=True)))
@@ -72,9 +162,7 @@ COPIES = Curves(copy=(make_point(1500.0), make_point(4500.0, pin_memory=True)))
     [(False, 1600.0, 0.8), (True, 4000.0, 1.0)],
     ids=["pageable", "pinned"],
 )
-def test_copies_are_judged_by_what_copying_alone_reaches(
-    is_pinned: bool, today: float, exposed: float
-) -> None:
+def test_copies_are_judged_by_copying_alone(is_pinned: bool, today: float, exposed: float) -> None:
     # half of the time for the copies of 1,000 samples/s: 0.5 ms a sample, of the 0.625 ms that pageable ones take
     points = (
         COPIES
@@ -95,31 +183,12 @@ def test_copies_are_judged_by_what_copying_alone_reaches(
     }
 
 
-def test_copies_that_were_not_measured_alone_have_no_figures() -> None:
+def test_unmeasured_copies_have_no_figures() -> None:
     (copy, _) = find_bottlenecks(make_evidence(breakdown=make_breakdown(copy=0.6)))
     assert (copy.bottleneck, copy.figures["exposed_fraction"]) == ("copy", None)
 
 
-def test_gaps_after_the_hosts_waits_are_no_computing() -> None:
-    evidence = make_evidence(breakdown=make_breakdown(synchronise=0.4, idle=0.05))
-    assert shares(evidence) == {"synchronise": 0.4, "compute": 0.55}
-
-
-def test_what_takes_less_than_a_tenth_is_noise() -> None:
-    breakdown = make_breakdown(wait=0.09, copy=0.09, idle=0.09)
-    assert shares(make_evidence(breakdown=breakdown)) == {"compute": 0.73}
-
-
-def test_small_operators_with_a_fixed_cost_are_launch_bound_on_the_cpu() -> None:
-    # 1,000 operators in 10 ms; 9 of the 10 ms stay whatever the batch
-    curves = batch_curve(9e-3, 1e-3 / 32)
-    evidence = make_evidence(
-        3200.0, environment=CPU, curves=curves, breakdown=make_breakdown(idle=0.2)
-    )
-    assert shares(evidence) == {"launch": 0.2 + 0.8 * 0.9}
-
-
-def test_gaps_that_are_longer_than_any_launch_are_the_scripts_own_code() -> None:
+def test_long_gaps_are_the_scripts_own_code() -> None:
     curves = Curves(roofline=make_roofline(operators=50))
     asleep = make_evidence(
         1600.0, curves=curves, breakdown=make_breakdown(idle=0.8)
@@ -138,7 +207,7 @@ def test_gaps_that_are_longer_than_any_launch_are_the_scripts_own_code() -> None
     assert shares(launching) == {"launch": 0.8, "compute": 0.2}
 
 
-def test_taking_a_ready_batch_is_the_hosts_work_and_not_the_scripts_own() -> None:
+def test_taking_batches_is_the_hosts_work() -> None:
     """Five operators and 1.6 ms of taking: gaps as long as a script's own code, which are not that."""
     device = Ceiling(samples_per_s=32_000.0, samples=320, seconds=0.01, batches=10, host_s=0.3e-3)
     evidence = make_evidence(
@@ -158,78 +227,6 @@ def test_taking_a_ready_batch_is_the_hosts_work_and_not_the_scripts_own() -> Non
     }
 
 
-def test_large_operators_with_a_fixed_cost_compute() -> None:
-    curves = batch_curve(9e-1, 1e-1 / 32)  # an operator takes 1 ms
-    assert shares(make_evidence(32.0, environment=CPU, curves=curves)) == {"compute": 1.0}
-
-
-def test_moving_bytes_for_half_of_the_time_is_memory_bound() -> None:
-    curves = Curves(
-        roofline=make_roofline(moved_bytes=0.5e11 * 0.032)
-    )  # half of the peak, in 32 ms a batch
-    assert shares(make_evidence(1000.0, curves=curves)) == {"memory": 1.0}
-
-
-def test_a_product_that_takes_longer_than_its_bytes_is_compute_bound() -> None:
-    roofline = make_roofline(moved_bytes=0.5e11 * 0.032, flops=0.9e12 * 0.032)
-    assert shares(make_evidence(1000.0, curves=Curves(roofline=roofline))) == {"compute": 1.0}
-
-
-@pytest.mark.parametrize(
-    ("dram", "tensor", "kind"), [(0.5, 0.1, "memory"), (0.2, 0.1, "compute"), (0.6, 0.9, "compute")]
-)
-def test_gpm_tells_memory_from_computing_where_there_is_one(
-    dram: float, tensor: float, kind: Bottleneck
-) -> None:
-    fullness = Fullness(
-        sm_fraction=1.0, sm_occupancy=1.0, tensor_fraction=tensor, dram_fraction=dram
-    )
-    curves = Curves(
-        roofline=make_roofline(moved_bytes=1e12)
-    )  # what its operators would say does not count then
-    assert shares(make_evidence(curves=curves, fullness=fullness, busy_fraction=0.9)) == {kind: 1.0}
-
-
-def test_computing_slower_than_alone_with_more_threads_than_cores_is_oversubscription() -> None:
-    config = TrainingConfig(num_workers=4)
-    evidence = make_evidence(1000.0, config=config, environment=CPU, device_ceiling=4000.0)
-    assert shares(evidence) == {"threads": 0.75, "compute": 0.25}
-
-
-def test_threads_beyond_the_cores_are_found_by_the_curve() -> None:
-    config = TrainingConfig(intra_op_threads=16)
-    curves = Curves(device=(make_point(1000.0), make_point(5000.0, intra_op_threads=4)), threads=16)
-    evidence = make_evidence(1000.0, config=config, environment=CPU, curves=curves)
-    assert shares(evidence) == {"threads": 0.8, "compute": 0.2}
-
-
-def test_enough_cores_for_all_threads_are_no_oversubscription() -> None:
-    config = TrainingConfig(num_workers=1, intra_op_threads=3)
-    evidence = make_evidence(1000.0, config=config, environment=CPU, device_ceiling=4000.0)
-    assert shares(evidence) == {"compute": 1.0}
-
-
-def test_a_gpu_has_no_oversubscription_of_its_own() -> None:
-    config = TrainingConfig(num_workers=64)
-    assert shares(make_evidence(1000.0, config=config, device_ceiling=4000.0)) == {"compute": 1.0}
-
-
-@pytest.mark.parametrize(
-    ("cores_busy", "workers", "kind"),
-    [(2.5, 4, "threads"), (2.5, 3, "data_cpu"), (1.4, 8, "data_cpu")],
-)
-def test_items_in_several_threads_oversubscribe_cores_that_are_too_few_for_the_workers(
-    cores_busy: float, workers: int, kind: Bottleneck
-) -> None:
-    costs = make_loader_costs(1e-3, item_cpu_s=cores_busy * 1e-3)
-    evidence = make_evidence(
-        config=TrainingConfig(num_workers=workers),
-        loader_costs=costs,
-        breakdown=make_breakdown(wait=0.7),
-    )
-    assert shares(evidence) == {kind: 0.7, "compute": 0.3}
-
-
 def test_threads_of_items_have_their_figures() -> None:
     costs = make_loader_costs(2e-3, item_cpu_s=5e-3)
     evidence = make_evidence(
@@ -240,7 +237,7 @@ def test_threads_of_items_have_their_figures() -> None:
 
 
 @pytest.mark.parametrize(("wait", "has_figures"), [(0.4, True), (0.02, False)])
-def test_oversubscription_on_both_sides_is_a_single_finding(wait: float, has_figures: bool) -> None:
+def test_oversubscription_is_one_finding(wait: float, has_figures: bool) -> None:
     # computing takes four times as long as alone: three quarters of what is left beside the waits
     evidence = make_evidence(
         1000.0 * (1 - wait),
@@ -256,7 +253,7 @@ def test_oversubscription_on_both_sides_is_a_single_finding(wait: float, has_fig
     assert ("cores_per_item" in figures) == has_figures
 
 
-def test_without_a_breakdown_the_clock_of_the_window_tells() -> None:
+def test_window_without_a_breakdown() -> None:
     evidence = make_evidence(breakdown=None, data_wait_fraction=0.6)
     assert shares(evidence) == {"data_cpu": 0.6, "compute": 0.4}
     parts = breakdown_of(evidence).shares()
@@ -271,7 +268,7 @@ def test_without_a_breakdown_the_clock_of_the_window_tells() -> None:
 
 
 @given(fixed_s=st.floats(0, 1), slope_s=st.floats(1e-6, 1e-2))
-def test_the_fixed_share_of_a_line_is_found_exactly(fixed_s: float, slope_s: float) -> None:
+def test_fixed_share_of_a_line(fixed_s: float, slope_s: float) -> None:
     rate = 32 / (fixed_s + slope_s * 32)
     share = fixed_step_share(
         make_evidence(rate, environment=CPU, curves=batch_curve(fixed_s, slope_s))
@@ -292,7 +289,7 @@ def test_two_batches_are_too_few_for_a_line() -> None:
     alone=st.floats(0.1, 100.0),
     workers=st.integers(0, 8),
 )
-def test_every_finding_is_sorted_and_none_beyond_the_whole(
+def test_findings_are_sorted_and_bounded(
     parts: list[float], restart: float, alone: float, workers: int
 ) -> None:
     wait, copy, synchronise, idle, _ = parts

@@ -66,7 +66,7 @@ def advised(found: Evidence) -> Advice | None:
     return next((piece for piece in advice if piece.kind == "checkpoint_activations"), None)
 
 
-def test_a_batch_that_fits_only_so_is_promised_with_its_bytes_and_its_rate() -> None:
+def test_batch_that_fits_only_so() -> None:
     advice = advised(evidence())
     assert advice is not None
     figures = advice.figures
@@ -78,7 +78,7 @@ def test_a_batch_that_fits_only_so_is_promised_with_its_bytes_and_its_rate() -> 
     assert figures["least_saved_bytes"] == pytest.approx(0.81 * inside)
 
 
-def test_the_interval_is_by_the_scatter_of_the_times() -> None:
+def test_interval_has_the_error_of_the_times() -> None:
     sure, unsure = (
         advised(evidence(activations=activations(half_step=PairedRatio(value=0.75, sd=sd))))
         for sd in (0.0, 0.02)
@@ -94,7 +94,7 @@ def test_the_interval_is_by_the_scatter_of_the_times() -> None:
     assert unsure.figures["gain_low"] < sure.figures["gain_low"]  # type: ignore[operator] # both are numbers
 
 
-def test_no_batch_is_advised_that_does_not_fit_even_so() -> None:
+def test_advised_batch_fits() -> None:
     advice = advised(evidence(limit_gib=25.0))
     assert advice is not None
     assert advice.figures["micro_batch_size"] == 64, (
@@ -133,11 +133,11 @@ def test_no_batch_is_advised_that_does_not_fit_even_so() -> None:
         "a token budget",
     ],
 )
-def test_nothing_is_said_where_it_wins_nothing(changes: dict[str, Any]) -> None:
+def test_no_advice_without_a_gain(changes: dict[str, Any]) -> None:
     assert advised(evidence(**changes)) is None
 
 
-def test_a_larger_batch_that_fits_as_it_is_sets_what_is_to_be_beaten() -> None:
+def test_must_beat_batches_that_fit_anyway() -> None:
     # 64 fits today and wins a third; 128, which does not, wins too little more for its second forward pass
     assert (
         advised(
@@ -149,7 +149,7 @@ def test_a_larger_batch_that_fits_as_it_is_sets_what_is_to_be_beaten() -> None:
     )
 
 
-def test_where_todays_batch_does_not_fit_bytes_are_promised_and_no_rate() -> None:
+def test_too_large_batch_has_bytes_alone() -> None:
     advice = advised(evidence(limit_gib=20.0))
     assert advice is not None
     assert advice.expected_gain is None
@@ -157,11 +157,11 @@ def test_where_todays_batch_does_not_fit_bytes_are_promised_and_no_rate() -> Non
     assert advice.figures["left_bytes"] == pytest.approx(24 * GIB - 0.81 * 18 * GIB)
 
 
-def test_nothing_is_said_where_todays_batch_does_not_fit_even_so() -> None:
+def test_no_advice_if_the_batch_never_fits() -> None:
     assert advised(evidence(limit_gib=9.0)) is None, "9.4 GiB would be left"
 
 
-def test_without_room_what_is_left_is_not_known() -> None:
+def test_thrashing_has_no_bytes_left() -> None:
     memory = MemorySample(peak_bytes=19 * GIB, source="max reserved", alloc_retries=9)
     advice = advised(evidence(limit_gib=20.0, memory=memory))
     assert advice is not None

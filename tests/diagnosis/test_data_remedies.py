@@ -43,7 +43,7 @@ def like_lengths(evidence: Evidence) -> Advice | None:
     return advice_of("batch_like_lengths", evidence)
 
 
-def test_like_lengths_win_what_the_device_saves() -> None:
+def test_like_lengths_gain_what_the_device_saves() -> None:
     advice = like_lengths(make_evidence(1000.0, lengths=lengths(0.5, 0.1, 0.3)))
     assert advice is not None
     assert advice.expected_gain == pytest.approx(1.0)
@@ -52,16 +52,14 @@ def test_like_lengths_win_what_the_device_saves() -> None:
     assert (advice.figures["padding"], advice.figures["bucket_padding"]) == (0.45, 0.1)
 
 
-def test_like_lengths_win_no_more_than_the_loader_allows() -> None:
+def test_like_lengths_are_bounded_by_the_loader() -> None:
     advice = like_lengths(make_evidence(1000.0, loader_ceiling=1200.0, lengths=lengths(0.5)))
     assert advice is not None
     assert advice.expected_gain == pytest.approx(0.2, abs=0.05), "of 100 % on the device"
 
 
 @pytest.mark.parametrize(("relative_sd", "is_given"), [(0.0, True), (0.02, True), (2.2, False)])
-def test_like_lengths_are_not_advised_where_the_loaders_own_error_may_take_what_they_save(
-    relative_sd: float, is_given: bool
-) -> None:
+def test_error_of_the_loader_counts(relative_sd: float, is_given: bool) -> None:
     loader = Ceiling(
         samples_per_s=1500.0, samples=1500, seconds=1.0, batches=50, relative_sd=relative_sd
     )
@@ -89,7 +87,7 @@ def test_like_lengths_are_not_advised_where_the_loaders_own_error_may_take_what_
         "left open by its scatter",
     ],
 )
-def test_nothing_is_said_of_like_lengths_where_they_win_nothing(measured: dict[str, Any]) -> None:
+def test_like_lengths_without_a_gain(measured: dict[str, Any]) -> None:
     assert like_lengths(make_evidence(1000.0, **measured)) is None
 
 
@@ -112,7 +110,7 @@ def packing(evidence: Evidence) -> Advice | None:
     return advice_of("pack_sequences", evidence)
 
 
-def test_full_rows_win_what_the_device_saves() -> None:
+def test_full_rows_gain_what_the_device_saves() -> None:
     advice = packing(make_evidence(1000.0, lengths=packed(0.6, 0.5, 0.1, 0.3)))
     assert advice is not None
     assert advice.expected_gain == pytest.approx(1.0)
@@ -122,13 +120,13 @@ def test_full_rows_win_what_the_device_saves() -> None:
     assert [advice.figures[name] for name in told] == [0.45, 0.02, 90, 2.9]
 
 
-def test_full_rows_are_advised_where_batches_of_like_lengths_were_not_forecast() -> None:
+def test_full_rows_without_like_lengths() -> None:
     evidence = make_evidence(1000.0, lengths=packed(None, 0.5))
     assert packing(evidence) is not None
     assert like_lengths(evidence) is None
 
 
-def test_full_rows_win_no_more_than_the_loader_allows() -> None:
+def test_full_rows_are_bounded_by_the_loader() -> None:
     advice = packing(make_evidence(1000.0, loader_ceiling=1200.0, lengths=packed(None, 0.5)))
     assert advice is not None
     assert advice.expected_gain == pytest.approx(0.2, abs=0.05), "of 100 % on the device"
@@ -153,5 +151,5 @@ def test_full_rows_win_no_more_than_the_loader_allows() -> None:
         "the loader is the bottleneck",
     ],
 )
-def test_nothing_is_said_of_full_rows_where_they_win_nothing_more(measured: dict[str, Any]) -> None:
+def test_full_rows_without_a_gain(measured: dict[str, Any]) -> None:
     assert packing(make_evidence(1000.0, **measured)) is None

@@ -39,7 +39,7 @@ def gain(evidence: Evidence) -> float | None:
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
-def test_small_operations_give_at_best_their_share(share: float) -> None:
+def test_small_operations_save_their_share(share: float) -> None:
     assert gain(make_evidence(breakdown=make_breakdown(idle=share))) == pytest.approx(
         1 / (1 - share) - 1
     )
@@ -49,9 +49,7 @@ def test_small_operations_give_at_best_their_share(share: float) -> None:
     ("take_s", "kinds"),
     [(0.5e-3, ["fuse_operations", "hand_over_less"]), (0.1e-3, ["fuse_operations"])],
 )
-def test_taking_batches_for_a_tenth_of_a_step_is_worth_fewer_tensors(
-    take_s: float, kinds: list[str]
-) -> None:
+def test_long_fetches_are_worth_fewer_tensors(take_s: float, kinds: list[str]) -> None:
     device = Ceiling(samples_per_s=32_000.0, samples=320, seconds=0.01, batches=10, host_s=1e-3)
     evidence = make_evidence(
         16_000.0,
@@ -69,7 +67,7 @@ def test_taking_batches_for_a_tenth_of_a_step_is_worth_fewer_tensors(
         )
 
 
-def test_half_of_the_bytes_give_at_best_half_of_the_share() -> None:
+def test_fewer_bytes_save_half_of_the_share() -> None:
     evidence = make_evidence(1000.0, curves=MEMORY_BOUND, breakdown=make_breakdown(wait=0.2))
     (fewer,) = [piece for piece in remedies(evidence) if piece.kind == "move_fewer_bytes"]
     assert fewer.expected_gain == pytest.approx(1 / (1 - 0.8 / 2) - 1)
@@ -85,9 +83,7 @@ def test_half_of_the_bytes_give_at_best_half_of_the_share() -> None:
         (0.1, 0.5, "copy_narrower_types"),
     ],
 )
-def test_fewer_bytes_shorten_copies_by_what_is_known_of_them(
-    float32: float | None, left: float, kind: str
-) -> None:
+def test_narrower_types_shorten_copies(float32: float | None, left: float, kind: str) -> None:
     costs = make_loader_costs(float32_fraction=float32)
     evidence = make_evidence(config=PINNED, loader_costs=costs, breakdown=make_breakdown(copy=0.6))
     (fewer,) = remedies(evidence)
@@ -96,13 +92,13 @@ def test_fewer_bytes_shorten_copies_by_what_is_known_of_them(
     assert fewer.figures.get("float32_fraction") == (float32 if kind == "copy_uint8" else None)
 
 
-def test_on_the_cpu_batches_should_be_converted_in_the_loader() -> None:
+def test_cpu_converts_batches_in_the_loader() -> None:
     evidence = make_evidence(environment=CPU, breakdown=make_breakdown(copy=0.5))
     assert gain(evidence) == pytest.approx(1.0)
     assert remedies(evidence)[0].kind == "convert_batches_in_collate"
 
 
-def test_no_saving_on_the_device_gains_more_than_the_loader_allows() -> None:
+def test_savings_are_bounded_by_the_loader() -> None:
     evidence = make_evidence(1000.0, loader_ceiling=1500.0, breakdown=make_breakdown(idle=0.5))
     assert gain(evidence) == pytest.approx(0.5)
     figures = remedies(evidence)[0].figures
@@ -110,7 +106,7 @@ def test_no_saving_on_the_device_gains_more_than_the_loader_allows() -> None:
 
 
 @pytest.mark.parametrize("loader_ceiling", [900.0, 1000.0, 1025.0])
-def test_advice_behind_a_loader_at_its_ceiling_has_no_expected_gain(loader_ceiling: float) -> None:
+def test_loader_at_its_ceiling_comes_first(loader_ceiling: float) -> None:
     evidence = make_evidence(
         1000.0, config=PINNED, loader_ceiling=loader_ceiling, breakdown=make_breakdown(copy=0.6)
     )
@@ -118,7 +114,7 @@ def test_advice_behind_a_loader_at_its_ceiling_has_no_expected_gain(loader_ceili
     assert remedies(evidence)[0].figures["is_loader_first"]
 
 
-def test_in_turns_the_loaders_ceiling_does_not_bound_what_computing_loses() -> None:
+def test_loader_is_no_bound_where_sides_alternate() -> None:
     evidence = make_evidence(
         1000.0, environment=CPU, loader_ceiling=1500.0, breakdown=make_breakdown(idle=0.5)
     )
@@ -134,7 +130,7 @@ def computing(roofline: Any, **changes: Any) -> Advice:
     return advice[-1]
 
 
-def test_computing_is_compared_with_a_large_matrix_product() -> None:
+def test_computing_is_compared_with_a_matrix_product() -> None:
     # 32 ms a batch; the arithmetic alone takes 8 ms of them
     roofline = make_roofline(flops=0.25e12 * 0.032)
     found = computing(roofline)
@@ -147,7 +143,7 @@ def test_computing_is_compared_with_a_large_matrix_product() -> None:
     )
 
 
-def test_the_rate_of_a_group_is_compared_with_all_its_devices() -> None:
+def test_group_is_compared_with_all_devices() -> None:
     roofline, group = (
         make_roofline(flops=0.25e12 * 0.032),
         TrainingConfig(strategy="ddp", world_size=2),
@@ -160,16 +156,16 @@ def test_the_rate_of_a_group_is_compared_with_all_its_devices() -> None:
 
 
 @pytest.mark.parametrize("roofline", [None, make_roofline(flops=0.0)])
-def test_computing_without_a_measured_matrix_product_has_no_upper_limit(roofline: Any) -> None:
+def test_computing_without_a_roofline(roofline: Any) -> None:
     assert computing(roofline).figures == {"share": 1.0, "most_gain": None, "peak_fraction": None}
 
 
-def test_arithmetic_at_the_peak_has_nothing_to_gain() -> None:
+def test_peak_arithmetic_has_no_gain() -> None:
     assert computing(make_roofline(flops=1.02e12 * 0.032)).figures["most_gain"] == 0.0
 
 
 @pytest.mark.parametrize("changes", [{"breakdown": make_breakdown(wait=0.6)}, {"breakdown": None}])
-def test_a_cheaper_step_is_not_advised_where_computing_is_not_the_first_finding(
+def test_cheaper_step_only_if_computing_is_first(
     changes: dict[str, Any],
 ) -> None:
     evidence = make_evidence(1000.0, curves=Curves(roofline=make_roofline()), **changes)
@@ -191,13 +187,13 @@ def oversubscribed(**changes: Any) -> Evidence:
     return make_evidence(490.0, **(arguments | changes))
 
 
-def test_one_thread_a_worker_reaches_the_rate_that_the_items_cpu_time_allows() -> None:
+def test_one_thread_reaches_what_cpu_time_allows() -> None:
     cheaper, threads = remedies(oversubscribed())
     assert threads.expected_samples_per_s == pytest.approx(2000.0), "four cores, 2 ms of each item"
     assert [cheaper.kind, threads.kind] == ["make_items_cheaper", "one_thread_per_worker"]
 
 
-def test_one_thread_is_a_setting_where_workers_load_and_the_users_to_give_elsewhere() -> None:
+def test_one_thread_is_a_setting_of_workers() -> None:
     _, threads = remedies(oversubscribed())
     assert threads.settings == {"worker_threads": 1}
     alone = oversubscribed(config=TrainingConfig(), environment=CPU.model_copy(update={"cores": 1}))
@@ -205,16 +201,14 @@ def test_one_thread_is_a_setting_where_workers_load_and_the_users_to_give_elsewh
     assert threads.settings == {}
 
 
-def test_where_one_thread_was_measured_the_measured_setting_takes_the_place_of_the_estimate() -> (
-    None
-):
+def test_measured_threads_replace_the_estimate() -> None:
     measured = Curves(loader=(make_point(1800.0, worker_threads=1, persistent_workers=True),))
     assert [piece.kind for piece in remedies(oversubscribed(curves=measured))] == [
         "make_items_cheaper"
     ]
 
 
-def test_one_thread_a_worker_gives_no_more_than_the_device_and_the_cores_do() -> None:
+def test_one_thread_is_bounded() -> None:
     # 2000 of the loader hold a device of 1500 up a little
     assert remedies(oversubscribed(device_ceiling=1500.0))[
         0
@@ -226,13 +220,13 @@ def test_one_thread_a_worker_gives_no_more_than_the_device_and_the_cores_do() ->
     assert threads.expected_samples_per_s == pytest.approx(4 / 3e-3)
 
 
-def test_threads_that_cost_nothing_that_was_measured_get_no_figure() -> None:
+def test_harmless_threads_have_no_gain() -> None:
     found = remedies(oversubscribed(loader_ceiling=2000.0))
     (threads,) = [piece for piece in found if piece.kind == "one_thread_per_worker"]
     assert (threads.expected_gain, threads.figures["loader_samples_per_s"]) == (None, 2000.0)
 
 
-def test_threads_of_computing_are_not_advised_to_the_workers() -> None:
+def test_threads_of_computing_are_not_workers() -> None:
     config = TrainingConfig(num_workers=4)
     evidence = make_evidence(1000.0, config=config, environment=CPU, device_ceiling=4000.0)
     assert find_bottlenecks(evidence)[0].bottleneck == "threads"

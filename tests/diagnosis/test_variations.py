@@ -53,46 +53,44 @@ def counts(changes: list[dict[str, object]]) -> list[object]:
     return [change["num_workers"] for change in changes if "num_workers" in change]
 
 
-def test_of_a_slow_loader_the_number_of_cores_comes_first_then_its_neighbours() -> None:
+def test_number_of_cores_comes_first() -> None:
     changes = varied(run_of(658.0, 5172.0))
     assert changes[0] == {"num_workers": 16, "persistent_workers": True}
     assert counts(changes) == [16, 8, 32, 2]
     assert counts(varied(run_of(658.0, 5172.0), cores=12)) == [12, 16, 8, 2]
 
 
-def test_one_worker_and_none_come_last_and_only_where_one_process_may_keep_up() -> None:
+def test_one_worker_and_none_come_last() -> None:
     assert counts(varied(run_of(658.0, 5172.0, loader_costs=CHEAP))) == [16, 8, 32, 2, 0, 1]
     assert counts(varied(run_of(658.0, 5172.0, loader_costs=None))) == [16, 8, 32, 2, 0, 1]
 
 
 @pytest.mark.parametrize(("restart", "is_measured"), [(0.0, False), (0.008, False), (0.1, True)])
-def test_workers_that_persist_are_measured_by_themselves_where_restarts_take_time(
-    restart: float, is_measured: bool
-) -> None:
+def test_persistent_workers_if_restarts_take_time(restart: float, is_measured: bool) -> None:
     run = run_of(658.0, 5172.0, breakdown=make_breakdown(wait=0.8, restart=restart))
     assert ({"persistent_workers": True} in varied(run)) == is_measured
 
 
-def test_a_device_that_no_number_of_workers_keeps_busy_is_not_measured() -> None:
+def test_unreachable_device_is_not_measured() -> None:
     # 16 cores make 2,725 items a second
     assert {*varied(run_of(658.0, 5172.0))[0]} == {"num_workers", "persistent_workers"}
     assert not any("micro_batch_size" in change for change in varied(run_of(658.0, 5172.0)))
     assert any("micro_batch_size" in change for change in varied(run_of(658.0, 2500.0)))
 
 
-def test_a_loader_that_no_device_could_keep_up_with_is_not_measured() -> None:
+def test_ample_loader_is_not_measured() -> None:
     assert counts(varied(run_of(1e6, 1000.0))) == []
     assert counts(varied(run_of(5000.0, 1000.0))) != []
 
 
-def test_of_a_slow_device_larger_batches_and_precisions_come_first() -> None:
+def test_larger_batches_and_precisions_come_first() -> None:
     changes = varied(run_of(1e6, 1000.0))
     first = [{"micro_batch_size": 512}, {"micro_batch_size": 1024}, {"amp_dtype": "bfloat16"}]
     assert changes[:3] == first
     assert changes[-1] == {"micro_batch_size": 128}
 
 
-def test_without_a_measurement_of_the_sides_both_are_measured() -> None:
+def test_unmeasured_sides_are_measured() -> None:
     changes = varied(make_measurement())
     assert {name for change in changes for name in change} >= {
         "num_workers",

@@ -32,7 +32,7 @@ from tests.factories import (
 )
 
 
-def test_ceilings_that_were_not_measured_come_from_what_was() -> None:
+def test_unmeasured_ceilings_are_estimated() -> None:
     measured: dict[str, Any] = {
         "loader_ceiling": None,
         "device_ceiling": None,
@@ -44,7 +44,7 @@ def test_ceilings_that_were_not_measured_come_from_what_was() -> None:
     assert [headroom.loader_ceiling, headroom.device_ceiling] == pytest.approx([1000.0, 1000.0])
 
 
-def test_a_loader_of_which_nothing_is_known_survives_json() -> None:
+def test_unknown_loader_survives_json() -> None:
     headroom = current_headroom(make_evidence(loader_ceiling=None, loader_costs=None))
     assert headroom.loader_ceiling == inf
     assert Headroom.model_validate_json(headroom.model_dump_json()) == headroom
@@ -56,7 +56,7 @@ def advice(gain: float) -> Advice:
     )
 
 
-def test_a_job_is_healthy_that_only_computes_and_has_nothing_to_gain() -> None:
+def test_computing_alone_is_healthy() -> None:
     evidence = make_evidence()
     computing = find_bottlenecks(evidence)
     assert is_healthy(evidence, computing, [advice(0.04)])
@@ -68,7 +68,7 @@ def test_a_job_is_healthy_that_only_computes_and_has_nothing_to_gain() -> None:
     [make_breakdown(wait=0.7), make_breakdown(idle=0.43), make_breakdown(synchronise=0.12), None],
     ids=["waits for data", "gaps beside computing", "the host's waits beside it", "not measured"],
 )
-def test_a_job_is_not_healthy_with_another_finding_or_without_a_breakdown(breakdown: Any) -> None:
+def test_other_findings_are_not_healthy(breakdown: Any) -> None:
     evidence = make_evidence(breakdown=breakdown, data_wait_fraction=0.0)
     assert not is_healthy(evidence, find_bottlenecks(evidence), [])
 
@@ -83,7 +83,7 @@ def headline(breakdown: Any, *pieces: Advice, curves: Curves = OTHERS) -> tuple[
     return make_headline(evidence, find_bottlenecks(evidence), pieces)
 
 
-def test_the_headline_names_the_first_bottleneck_and_the_best_setting() -> None:
+def test_headline_has_bottleneck_and_setting() -> None:
     waiting = messages.bottleneck(bottleneck="data_cpu", share=0.7)
     best = messages.best_setting(settings={"pin_memory": True}, gain=1.4)
     assert headline(make_breakdown(wait=0.7), advice(1.4)) == (waiting, best)
@@ -91,13 +91,13 @@ def test_the_headline_names_the_first_bottleneck_and_the_best_setting() -> None:
     assert headline(make_breakdown()) == (messages.healthy(share=1.0, least_gain=0.05),)
 
 
-def test_the_headline_names_workers_that_were_not_measured_as_computed() -> None:
+def test_headline_marks_computed_workers() -> None:
     piece = advice(1.4).model_copy(update={"kind": "add_workers"})
     computed = messages.computed_setting(settings={"pin_memory": True}, gain=1.4)
     assert headline(make_breakdown(wait=0.7), piece)[1] == computed
 
 
-def test_what_there_was_no_time_for_is_one_remark() -> None:
+def test_points_without_time_are_one_note() -> None:
     late = [
         make_point(None, num_workers=count).model_copy(update={"reason": no_time_left()})
         for count in (1, 2)
@@ -108,21 +108,21 @@ def test_what_there_was_no_time_for_is_one_remark() -> None:
     assert found[1].figures == {"counts": {"loader": 2, "device": 1}}
 
 
-def test_the_headline_promises_no_factor_where_other_programs_may_explain_it() -> None:
+def test_headline_of_a_loaded_machine() -> None:
     load = HostLoad(seconds=1.0, cores=2, reachable_cores=2, busy_s=2.0, own_s=0.5, stolen_s=0.0)
     evidence = make_evidence(breakdown=make_breakdown(wait=0.7), host_load=load)
     _, best = make_headline(evidence, find_bottlenecks(evidence), [advice(1.4)])
     assert best == messages.may_help(settings={"pin_memory": True}, others_cores=1.5, cores=2)
 
 
-def test_nothing_is_claimed_of_a_script_whose_waits_for_data_nobody_sees() -> None:
+def test_script_without_a_loader_is_unknown() -> None:
     """It makes its batches without a DataLoader; that was told as computing for all of the time."""
     found = judge("case", make_evidence(breakdown=None, data_wait_fraction=None))
     assert (found.verdict, found.is_healthy, found.advice) == ("unknown", False, ())
     assert found.headline_notes == (messages.time_unknown(),)
 
 
-def test_the_headline_of_a_job_that_mostly_computes_names_the_next_finding() -> None:
+def test_headline_has_the_finding_after_computing() -> None:
     found, rest = headline(make_breakdown(idle=0.43))
     both = {
         "bottleneck": "compute",
@@ -142,7 +142,7 @@ def test_the_headline_of_a_job_that_mostly_computes_names_the_next_finding() -> 
     ],
     ids=["18 narrow layers", "minGPT"],
 )
-def test_a_loop_whose_device_waits_for_launches_is_held_by_its_host(
+def test_host_is_the_limit_of_launches(
     rate: float, alone: tuple[float, float, int], host: float, busy: float, idle: float, wait: float
 ) -> None:
     """Figures of an H200, whose device alone was held by launching as well."""
@@ -171,14 +171,14 @@ def test_a_loop_whose_device_waits_for_launches_is_held_by_its_host(
     assert found.standing.share_of_device == pytest.approx(busy)
 
 
-def test_the_headline_claims_nothing_about_settings_that_were_not_measured() -> None:
+def test_headline_without_other_settings() -> None:
     assert headline(make_breakdown(), curves=NO_OTHERS) == (
         messages.healthy(share=1.0, least_gain=None),
     )
     assert headline(make_breakdown(wait=0.7), curves=NO_OTHERS)[1] == messages.others_not_measured()
 
 
-def test_every_remark_on_the_evidence_comes_after_the_callers_notes() -> None:
+def test_callers_notes_come_first() -> None:
     failed = make_point(None, num_workers=1).model_copy(update={"reason": "it broke"})
     curves = Curves(loader=(failed,), notes=(messages.others_failed(reason="late"),))
     evidence = make_evidence(
@@ -199,7 +199,7 @@ def test_every_remark_on_the_evidence_comes_after_the_callers_notes() -> None:
     )
 
 
-def test_a_ceiling_that_the_run_exceeds_is_none() -> None:
+def test_exceeded_ceiling_is_none() -> None:
     found = judge(
         "case",
         make_evidence(1000.0, loader_ceiling=840.0, device_ceiling=500.0, copy_ceiling=2000.0),

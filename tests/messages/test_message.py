@@ -11,7 +11,7 @@ def too_slow(samples_per_s: float, reason: Note | str, cores: tuple[int, ...] = 
     return f"{samples_per_s:g} on {len(cores)} cores: {reason}"
 
 
-def test_name_arguments_and_sentence_become_code_figures_and_text() -> None:
+def test_message_makes_a_note() -> None:
     found = too_slow(3.5, reason="heat", cores=(1, 2))
     assert found == Note(
         code="too_slow",
@@ -24,7 +24,7 @@ def test_a_default_is_a_figure() -> None:
     assert too_slow(1, "heat").figures["cores"] == []
 
 
-def test_a_note_inside_a_message_is_written_by_its_text() -> None:
+def test_note_inside_a_message_is_its_text() -> None:
     inner = too_slow(2, "heat")
     outer = too_slow(1, inner)
     assert outer.text == f"1 on 0 cores: {inner.text}"

@@ -41,14 +41,14 @@ def test_a_diagnosis_survives_json(name: str) -> None:
     assert Diagnosis.model_validate_json(CASES[name].model_dump_json()) == CASES[name]
 
 
-def test_an_accelerator_computes_while_the_host_loads() -> None:
+def test_loading_alternates_on_the_cpu_alone() -> None:
     on_cpu = CASES["in-turns"]
     evidence = on_cpu.evidence.model_copy(update={"environment": GPU})
     beside = on_cpu.model_copy(update={"evidence": evidence})
     assert ["alternate" in describe_present(one) for one in (on_cpu, beside)] == [True, False]
 
 
-def test_a_rate_far_above_the_devices_ceiling_is_not_called_a_share_of_what_it_can_do() -> None:
+def test_exceeded_ceiling_has_no_share() -> None:
     """The device alone was measured while other programs had the cores."""
     healthy = CASES["healthy"]
     standing = healthy.standing.model_copy(update={"share_of_device": 5.36})
@@ -72,7 +72,7 @@ LATE = make_point(None, num_workers=8).model_copy(update={"reason": no_time_left
         ),
     ],
 )
-def test_other_settings_are_shown_where_one_was_measured_but_for_what_had_no_time(
+def test_other_settings_are_shown_if_measured(
     points: tuple[CurvePoint, ...], shown: list[str] | None
 ) -> None:
     found = judge("resnet", make_evidence(658.0, curves=Curves(loader=points)))
@@ -86,7 +86,7 @@ def test_other_settings_are_shown_where_one_was_measured_but_for_what_had_no_tim
     assert bool(tables) == bool(shown)
 
 
-def test_of_a_loaded_machine_advice_has_no_factors() -> None:
+def test_advice_on_a_loaded_machine_has_no_gains() -> None:
     case = next(one for one in CASES.values() if one.advice)
     load = HostLoad(seconds=1.0, cores=2, reachable_cores=2, busy_s=2.0, own_s=0.5, stolen_s=0.0)
     measurement = case.evidence.measurement.model_copy(update={"host_load": load})
@@ -118,7 +118,7 @@ def test_copies_are_measured_beside_both_sides() -> None:
     assert {"pin_memory": True} in [advice.settings for advice in diagnosis.advice]
 
 
-def test_foreign_text_is_neither_markup_nor_more_than_a_line() -> None:
+def test_foreign_text_is_one_plain_line() -> None:
     hostile = "ValueError: [red]no[/red] | `x`\n\x1b[31m<b>this</b>"
     diagnosis = CASES["healthy"].model_copy(
         update={"name": hostile, "notes": (Note(code="a", text=hostile),)}

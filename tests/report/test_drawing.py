@@ -19,7 +19,7 @@ def drawn() -> dict[str, str]:
     return {plot.name: draw(plot) for plot in plots_of(make_rich_summary())}
 
 
-def test_a_plot_is_one_element_with_a_name_for_screen_readers(drawn: dict[str, str]) -> None:
+def test_plot_is_one_named_element(drawn: dict[str, str]) -> None:
     assert len(drawn) == 4
     for svg in drawn.values():
         root = ET.fromstring(svg)
@@ -38,7 +38,7 @@ def test_colours_and_font_are_the_pages(drawn: dict[str, str]) -> None:
         assert "<text" in svg
 
 
-def test_ids_are_unique_over_all_plots_and_every_reference_is_met(drawn: dict[str, str]) -> None:
+def test_ids_are_unique(drawn: dict[str, str]) -> None:
     everything = "".join(drawn.values())
     ids = re.findall(r'\bid="([^"]*)"', everything)
     assert len(ids) == len(set(ids))
@@ -47,13 +47,13 @@ def test_ids_are_unique_over_all_plots_and_every_reference_is_met(drawn: dict[st
     assert {own or linked for own, linked in used} <= set(ids)
 
 
-def test_the_same_plot_is_the_same_text_and_holds_no_date() -> None:
+def test_same_plot_is_the_same_text() -> None:
     plot = plots_of(make_rich_summary())[0]
     assert draw(plot) == draw(plot)
     assert "<dc:date>" not in draw(plot)
 
 
-def test_a_users_own_style_neither_shows_nor_changes(drawn: dict[str, str]) -> None:
+def test_users_style_has_no_effect(drawn: dict[str, str]) -> None:
     plot = plots_of(make_rich_summary())[0]
     with mpl.rc_context({"font.size": 31, "axes.grid": False, "lines.linewidth": 9}):
         before = dict(mpl.rcParams)
@@ -70,7 +70,7 @@ def test_extreme_and_single_marks_can_be_drawn(y: float | None) -> None:
     assert draw(plot).startswith("<svg")
 
 
-def test_labels_of_a_logarithmic_axis_lie_apart_by_their_logarithms() -> None:
+def test_labels_of_a_logarithmic_axis() -> None:
     marks = tuple(
         Mark(x=x, y=1.0, amp_dtype="float32", fate="feasible", role="") for x in range(1, 257)
     )

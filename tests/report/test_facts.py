@@ -7,7 +7,7 @@ from pathlib import Path
 from autotune.report.sections import list_files
 
 
-def test_a_change_of_the_script_is_listed_where_there_is_one(tmp_path: Path) -> None:
+def test_patch_is_listed_if_it_exists(tmp_path: Path) -> None:
     assert "recommended.patch" not in list_files(tmp_path)
     (tmp_path / "recommended.patch").touch()
     assert list_files(tmp_path).keys() == {"recommended.patch"}

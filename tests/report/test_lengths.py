@@ -14,7 +14,7 @@ def figures(**measured: Any) -> Measurement:
     return make_measurement(100.0, **measured)
 
 
-def test_the_batches_own_mask_tells_before_the_items_do() -> None:
+def test_padding_is_of_the_mask_first() -> None:
     assert padding_of(figures(tokens=TOKENS, lengths=LENGTHS)) == 0.4
     unmasked = TOKENS.model_copy(update={"padding": None})
     assert padding_of(figures(tokens=unmasked, lengths=LENGTHS)) == 0.39

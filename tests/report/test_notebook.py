@@ -13,13 +13,13 @@ from tests.report.forms import as_notebook
 from tests.report.test_html import ATTACK, Reader
 
 
-def test_every_verdict_is_a_well_formed_fragment(any_summary: RunSummary, tmp_path: Path) -> None:
+def test_verdicts_are_well_formed(any_summary: RunSummary, tmp_path: Path) -> None:
     reader = Reader(as_notebook(any_summary, tmp_path))
     assert reader.tags[0] == "div"
     assert reader.tags.count("table") == 2
 
 
-def test_a_diagnosis_shows_its_answer_its_advice_and_where_the_time_goes() -> None:
+def test_diagnosis_shows_its_answer() -> None:
     found = autotune.diagnose(object, list, progress=False, launcher=FakeLauncher())
     hostile = found.diagnosis.model_copy(
         update={"notes": (said(ATTACK),), "headline": f"{found.headline} {ATTACK}"}
@@ -33,7 +33,7 @@ def test_a_diagnosis_shows_its_answer_its_advice_and_where_the_time_goes() -> No
     assert Reader(found._repr_html_()).text.strip().startswith(found.headline)
 
 
-def test_its_styles_are_inline_and_foreign_text_is_never_obeyed(tmp_path: Path) -> None:
+def test_styles_are_inline(tmp_path: Path) -> None:
     summary = make_rich_summary(stopped_because=said(ATTACK), memory_source=ATTACK)
     reader = Reader(as_notebook(summary, tmp_path))
     assert not {"script", "img", "style", "link"} & set(reader.tags)

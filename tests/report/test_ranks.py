@@ -32,7 +32,7 @@ def test_one_device_asks_no_question() -> None:
     assert scaling_sections(make_summary()) == ()
 
 
-def test_strategies_stand_side_by_side_the_recommended_and_the_failed_one_marked() -> None:
+def test_strategies_are_side_by_side() -> None:
     table = table_of(scaling_sections(make_group_summary())[0])
     assert table.row_kinds == ("", "", "recommended", "failed")
     assert table.rows[3][1:] == (NO_VALUE,) * 6
@@ -56,12 +56,12 @@ def test_what_was_refuted_is_no_answer() -> None:
     assert len(scaling_sections(group_cases()["all refuted"])) == 1
 
 
-def test_where_one_device_is_recommended_the_fastest_groups_ranks_are_shown() -> None:
+def test_ranks_are_the_fastest_groups() -> None:
     *_, ranks = scaling_sections(one_against(800.0, ranks=(make_rank(0), make_rank(1))))
     assert len(table_of(ranks).rows) == 2
 
 
-def test_many_ranks_and_large_rates_fit_80_columns(tmp_path: Path) -> None:
+def test_many_ranks_fit_80_columns(tmp_path: Path) -> None:
     ranks = tuple(
         make_rank(number, loader_ceiling=9_876_543.0, device_ceiling=8_765_432.0)
         for number in range(16)

@@ -41,7 +41,7 @@ def test_a_quiet_machine_is_not_mentioned() -> None:
     assert report.doubts == ()
 
 
-def test_a_larger_batch_that_is_not_known_to_pay_is_not_mentioned() -> None:
+def test_uncertain_larger_batch_is_left_out() -> None:
     summary = larger_batch()
     assert summary.recommendation is not None
     assert summary.recommendation.larger_batch is not None
@@ -58,14 +58,14 @@ def test_without_ceilings_there_is_no_headroom() -> None:
     assert headroom(single_runs(ceilings(None, 500.0))) == "", "a lone ceiling, far below the rate"
 
 
-def test_a_baseline_that_is_no_reference_has_no_headroom() -> None:
+def test_infeasible_baseline_has_no_headroom() -> None:
     best = ceilings(9000.0, 4100.0)
     found: dict[str, Any] = {"verdict": "baseline_infeasible", "speedup": None}
     told = headroom(single_runs(ceilings(2000.0, 2000.0), best, **found))
     assert told == headroom(single_runs({}, best, **found)) != ""
 
 
-def test_a_ceiling_comes_from_a_run_that_shares_what_it_depends_on() -> None:
+def test_ceiling_is_of_a_run_with_the_same_side() -> None:
     """The device's ceiling of the same step, measured in a trial with other loader settings."""
     other = FAST.model_copy(update={"num_workers": 2})
     ceiling = Ceiling(samples_per_s=8000.0, samples=800, seconds=0.1, batches=8)
@@ -92,7 +92,7 @@ def test_no_share_is_above_the_whole(own: tuple[float, float], best: tuple[float
     assert not {"unknown", "nan", "inf"} & set(re.findall(r"\w+", told))
 
 
-def test_a_search_that_found_a_gain_pays_for_itself() -> None:
+def test_break_even_of_a_gain() -> None:
     """What took T takes T / 2 now: half of 400 s is what the search took."""
     found = make_recommendation(verdict="faster", speedup=TWICE)
     assert PAID in describe_course(
@@ -102,7 +102,7 @@ def test_a_search_that_found_a_gain_pays_for_itself() -> None:
     assert PAID not in describe_course(resumed), "how long it took in all is not known"
 
 
-def test_what_is_not_proven_to_be_faster_pays_for_nothing() -> None:
+def test_unproven_gain_has_no_break_even() -> None:
     for verdict in ("already_best", "unconfirmed"):
         found = make_recommendation(verdict=verdict, speedup=TWICE)
         assert PAID not in describe_course(

@@ -45,7 +45,7 @@ def test_every_verdict_fits_80_columns(any_summary: RunSummary, tmp_path: Path) 
     assert_fits(on_console(any_summary, tmp_path))
 
 
-def test_wide_values_and_wide_characters_fit_80_columns(tmp_path: Path) -> None:
+def test_wide_text_fits_80_columns(tmp_path: Path) -> None:
     ddp = DdpConfig(
         bucket_cap_mb=100, gradient_as_bucket_view=True, static_graph=True, comm_hook="powersgd"
     )
@@ -59,7 +59,7 @@ def test_wide_values_and_wide_characters_fit_80_columns(tmp_path: Path) -> None:
     assert "comm_hook=" in text
 
 
-def test_an_unknown_interval_is_said_to_be_unknown(tmp_path: Path) -> None:
+def test_infinite_interval_is_unknown(tmp_path: Path) -> None:
     speedup = Interval(value=2.4, low=0.0, high=float("inf"))
     text = on_console(make_summary(recommendation=make_recommendation(speedup=speedup)), tmp_path)
     assert "(95 %: unknown)" in text
@@ -73,7 +73,7 @@ def test_throughput_is_the_mean_of_all_runs(tmp_path: Path) -> None:
     assert row_of(once, "samples/s")[1:] == ["5,123", "12,346", "9,876"]
 
 
-def test_the_same_batch_column_is_left_out_where_it_is_the_recommended_one(tmp_path: Path) -> None:
+def test_recommended_same_batch_has_one_column(tmp_path: Path) -> None:
     same = {"same_batch": SAME_BATCH, "same_batch_number": 2}
     text = on_console(
         make_summary(recommendation=make_recommendation(config=SAME_BATCH, number=2, **same)),
@@ -83,13 +83,13 @@ def test_the_same_batch_column_is_left_out_where_it_is_the_recommended_one(tmp_p
     assert "same batch" not in text
 
 
-def test_a_same_batch_that_is_the_baseline_is_told_instead_of_shown(tmp_path: Path) -> None:
+def test_baseline_as_same_batch_has_no_column(tmp_path: Path) -> None:
     same = {"same_batch": BASELINE, "same_batch_number": 0, "same_batch_speedup": None}
     text = on_console(make_summary(recommendation=make_recommendation(**same)), tmp_path)
     assert "same batch" not in text
 
 
-def test_foreign_text_is_never_taken_for_markup_or_escapes(tmp_path: Path) -> None:
+def test_foreign_text_is_not_markup(tmp_path: Path) -> None:
     text = " ".join(on_console(make_summary(), tmp_path).split())
     assert "[red](3, 4)[/red]" in text
     assert "[long]" in text
@@ -97,9 +97,7 @@ def test_foreign_text_is_never_taken_for_markup_or_escapes(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("outcome", ["oom", "timeout", "diverged"])
-def test_a_refusal_by_the_guard_is_told_apart_from_a_trials_own_failure(
-    outcome: Outcome, tmp_path: Path
-) -> None:
+def test_guards_refusal_is_its_own_failure(outcome: Outcome, tmp_path: Path) -> None:
     own = make_trial(1, FAST, outcome, reason="own")
     refused = make_trial(
         2, FAST, outcome, reason="precision guard: so", measurement=make_measurement(9000.0)
@@ -121,7 +119,7 @@ def test_only_files_that_are_there_are_listed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "stale", [None, "runs/[x]/recommended.yaml is stale: driver 550 there, 570\x1b[0m here."]
 )
-def test_a_check_says_why_a_former_result_is_stale_and_else_nothing_of_it(
+def test_check_says_why_a_result_is_stale(
     stale: str | None,
 ) -> None:
     space = resolve(

@@ -37,7 +37,7 @@ def sentences_on(summary: RunSummary) -> list[str]:
     return sentences_of(trial_section(summary, trial_table(summary)).blocks)
 
 
-def test_of_many_trials_the_named_the_best_and_failures_are_shown_in_their_order() -> None:
+def test_many_trials_are_thinned_out() -> None:
     summary = summary_of(600)
     shown = numbers_shown(summary)
     assert len(shown) == 200
@@ -48,19 +48,19 @@ def test_of_many_trials_the_named_the_best_and_failures_are_shown_in_their_order
     assert any("200 of 600" in sentence for sentence in sentences_on(summary))
 
 
-def test_of_few_trials_each_is_shown_and_nothing_is_said_of_it() -> None:
+def test_few_trials_are_all_shown() -> None:
     summary = summary_of(30)
     assert numbers_shown(summary) == [*range(30)]
     assert len(sentences_on(summary)) == len(sentences_on(summary_of(600))) - 1
 
 
-def test_what_ran_more_than_once_is_shown_however_slow_it_is() -> None:
+def test_repeated_trials_are_shown() -> None:
     trials = list(summary_of(600).trials)
     trials[598] = run_again(trials[598], 50.0)
     assert 598 in numbers_shown(make_summary(trials=trials))
 
 
-def test_repeats_stand_in_the_order_in_which_they_ended() -> None:
+def test_repeats_are_in_the_order_of_their_ends() -> None:
     first, second, *others = make_trials()
     late = first.repeats[-1].model_copy(update={"at_s": 1e4})
     first = first.model_copy(update={"results": (*first.results[:2], late)})
@@ -96,7 +96,7 @@ def test_each_repeat_says_how_it_ended() -> None:
     )
 
 
-def test_what_a_further_run_refuted_is_marked_and_says_why() -> None:
+def test_refuted_trial_is_marked() -> None:
     first, second, *others = make_trials()
     table = trial_table(
         make_summary(trials=(first, second, run_again(others[0], None), *others[1:]))
