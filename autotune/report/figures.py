@@ -14,7 +14,7 @@ from autotune.diagnosis.scaling import first_known, most_measured_ranks
 from autotune.frozen import FrozenModel
 from autotune.models.evidence import rate_of_runs
 from autotune.records.breakdown import PARTS, Share, TimeBreakdown
-from autotune.records.ceilings import EXCEEDED_FROM, SIDES, CeilingBook, Headroom, headroom_of
+from autotune.records.ceilings import CeilingBook, Headroom, headroom_of
 from autotune.records.measurement import (
     BusyReading,
     Interval,
@@ -27,6 +27,7 @@ from autotune.records.measurement import (
 from autotune.records.result import RunSummary, RunVariation
 from autotune.records.trial import TrialRecord, runs_of
 from autotune.tuning.outcomes import busy_while_host_bound
+from autotune.tuning.probe import with_settled_ceilings
 
 Role = Literal["", "baseline", "recommended"]
 _T = TypeVar("_T")
@@ -94,32 +95,16 @@ def _column(
     runs = runs_of(summary.trials, number)
     figures = None
     if runs:
-        figures = _with_shared_ceilings(join_runs(runs, summary.run_variation), summary, config)
+        # ceilings come from all runs that share the settings that they depend on
+        book = CeilingBook()
+        for trial in summary.trials:
+            for run in trial.runs:
+                keep_ceilings(book, trial.config, run)
+        joined = join_runs(runs, summary.run_variation)
+        figures = with_settled_ceilings(joined, config, book)
     return Column(
         title=title, number=number, config=config, runs=runs, figures=figures, speedup=speedup
     )
-
-
-def _with_shared_ceilings(
-    figures: Measurement, summary: RunSummary, config: TrainingConfig
-) -> Measurement:
-    """Take each ceiling from all runs that share the settings that it depends on."""
-    book = CeilingBook()
-    for trial in summary.trials:
-        for run in trial.runs:
-            keep_ceilings(book, trial.config, run)
-    # drop a ceiling that throughput exceeds: other processes slowed that side during its measurement
-    settled: dict[str, float | None] = {}
-    host = figures.host_ceiling
-    if host is not None and figures.samples_per_s > EXCEEDED_FROM * host:
-        settled["host_ceiling"] = None
-    for side in SIDES:
-        ceiling = book.ceiling_of(side, config)
-        rate = getattr(figures, f"{side}_ceiling") if ceiling is None else ceiling.samples_per_s
-        reached = max(figures.samples_per_s, book.shown(side, config))
-        is_exceeded = rate is not None and reached > EXCEEDED_FROM * rate
-        settled[f"{side}_ceiling"] = None if is_exceeded else rate
-    return figures.model_copy(update=settled)
 
 
 def join_runs(runs: Sequence[Measurement], spread: RunVariation) -> Measurement:
