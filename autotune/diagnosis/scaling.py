@@ -316,16 +316,12 @@ class GroupCase:
         return self._step_time(median_high)
 
     @property
-    def ideal_device_s(self) -> float | None:
-        """Time with each device as fast as a single one; None if that was not measured."""
-        alone = None if self.single is None else self.single.device_ceiling
-        return 1.0 / (self.group.config.world_size * alone) if alone else None
-
-    @property
     def ideal(self) -> StepTime | None:
-        """Time with equal ranks, each device as fast as a single one; None if not measured."""
-        device_s = self.ideal_device_s
-        return None if device_s is None else replace(self.even, device_s=device_s)
+        """Time with equal ranks, each device as fast as a single one; None if that was not measured."""
+        alone = None if self.single is None else self.single.device_ceiling
+        if not alone:
+            return None
+        return replace(self.even, device_s=1.0 / (self.group.config.world_size * alone))
 
     @property
     def step_changes(self) -> dict[str, JsonValue]:
@@ -419,13 +415,13 @@ def _computing(case: GroupCase) -> ScalingBottleneck | None:
     Source of what DataParallel does: pytorch.org, torch.nn.DataParallel.
     """
     even = case.even
-    ideal_s = case.ideal_device_s
+    ideal = case.ideal
     single = case.single
-    if single is None or ideal_s is None or even.device_s <= ideal_s:
+    if single is None or ideal is None or even.device_s <= ideal.device_s:
         return None
     config = case.group.config
     is_cpu = case.environment.device_kind == "cpu"
-    reached = ideal_s / even.device_s
+    reached = ideal.device_s / even.device_s
     cause: Cause = "shared_machine"
     evidence = messages.shared_machine_evidence(
         ranks=config.world_size, cores=case.cores if is_cpu else None, reached_fraction=reached
@@ -445,7 +441,7 @@ def _computing(case: GroupCase) -> ScalingBottleneck | None:
             single_batch_size=single.config.micro_batch_size,
             reached_fraction=reached,
         )
-    return _saved(case, cause, even, replace(even, device_s=ideal_s), evidence)
+    return _saved(case, cause, even, ideal, evidence)
 
 
 def _saved(

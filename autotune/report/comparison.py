@@ -14,7 +14,7 @@ from autotune.messages.units import NO_VALUE, format_times, show_interval
 from autotune.models.evidence import ratio_of_runs
 from autotune.records.measurement import Interval, Measurement
 from autotune.records.result import RunSummary, RunVariation, changed_settings
-from autotune.report.blocks import Bullets, Section, Table, filled, tabulate
+from autotune.report.blocks import Bullets, Section, Table, filled, side_by_side
 from autotune.report.console import print_section
 from autotune.report.figures import Column, drop_none, headroom_in, make_columns
 from autotune.report.model import Verdict, verdict_of
@@ -212,12 +212,13 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
 
 def comparison_sections(comparison: Comparison) -> tuple[Section, ...]:
     """Return the sections below the headline, without what does not differ."""
-    rows = [
-        {"what": "folder", FIRST: comparison.names[0], SECOND: comparison.names[1]},
-        _row("verdict", *(_VERDICTS[verdict] for verdict in comparison.verdicts)),
-        _row("slower side", *(limit or NO_VALUE for limit in comparison.limits)),
-    ]
-    sections = [Section(title="The two searches", blocks=(tabulate(rows),))]
+    searches = {
+        title: {"folder": folder, "verdict": _VERDICTS[verdict], "slower side": limit or NO_VALUE}
+        for title, folder, verdict, limit in zip(
+            (FIRST, SECOND), comparison.names, comparison.verdicts, comparison.limits, strict=True
+        )
+    }
+    sections = [Section(title="The two searches", blocks=(side_by_side(searches),))]
     compared = {"Recommended settings": comparison.recommended, "Baseline": comparison.baseline}
     runs: list[Sequence[Measurement]] = []
     for title, known in compared.items():
@@ -242,9 +243,9 @@ def comparison_sections(comparison: Comparison) -> tuple[Section, ...]:
 
 
 def _changes(pairs: Mapping[str, tuple[str, str]]) -> Table:
-    rows = [_row(name, *pair) for name, pair in pairs.items()]
-    return tabulate(rows)
-
-
-def _row(what: str, first: str, second: str) -> dict[str, str]:
-    return {"what": what, FIRST: first or NO_VALUE, SECOND: second or NO_VALUE}
+    return side_by_side(
+        {
+            title: {name: pair[place] or NO_VALUE for name, pair in pairs.items()}
+            for place, title in enumerate((FIRST, SECOND))
+        }
+    )

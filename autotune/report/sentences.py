@@ -383,8 +383,12 @@ def describe_nothing_feasible(summary: RunSummary) -> str:
     nearest = min(over or ended, key=_violation, default=None)
     if nearest is not None:
         which = f"trial {nearest.number} ({describe_settings(nearest.config)})"
-        miss = f"{which} {_describe_miss(nearest, summary.limit_bytes)}"
-        return f"Nothing fits the memory limit of {limit}. Nearest: {miss}. {_NO_ROOM}"
+        least = "" if over else "at least "
+        took = format_bytes_of(summary.limit_bytes * (1 + _violation(nearest)), summary.limit_bytes)
+        miss = f"took {least}{took}"
+        if nearest.measurement is not None and nearest.measurement.memory.is_thrashing:
+            miss = "had no room: memory was released and requested again during training"
+        return f"Nothing fits the memory limit of {limit}. Nearest: {which} {miss}. {_NO_ROOM}"
     if not trials:
         return "Nothing was measured."
     outcome, count = Counter(trial.outcome for trial in trials).most_common(1)[0]
@@ -399,14 +403,6 @@ def describe_nothing_feasible(summary: RunSummary) -> str:
 
 def _violation(trial: TrialRecord) -> float:
     return trial.score.violation if trial.score is not None else trial.result.violation or 0.0
-
-
-def _describe_miss(trial: TrialRecord, limit_bytes: int) -> str:
-    """Return how far a trial missed the memory limit, as a predicate."""
-    if trial.measurement is not None and trial.measurement.memory.is_thrashing:
-        return "had no room: memory was released and requested again during training"
-    least = "" if trial.outcome == "over_memory" else "at least "
-    return f"took {least}{format_bytes_of(limit_bytes * (1 + _violation(trial)), limit_bytes)}"
 
 
 def describe_headroom(summary: RunSummary, columns: Sequence[Column]) -> str:
