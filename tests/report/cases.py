@@ -263,7 +263,6 @@ def batch_cases() -> dict[str, RunSummary]:
         ),
         "too little": larger_batch(Interval(value=1.04, low=1.02, high=1.06), is_kept=True),
         "perhaps noise": larger_batch(Interval(value=1.01, low=0.97, high=1.05), is_kept=True),
-        "nothing faster at the own batch": make_summary(recommendation=make_recommendation(**own)),
         "faster ones at the own batch overload": make_summary(
             recommendation=make_recommendation(**own, overloaded=(2,))
         ),
@@ -290,12 +289,13 @@ def headroom_cases() -> dict[str, RunSummary]:
         ),
         "device holds": single_runs(ceilings(5000.0, 1010.0), baseline=with_workers),
         "devices hold": single_runs(ceilings(5000.0, 1010.0), baseline=four),
-        "sides take turns": single_runs(ceilings(2000.0, 2000.0)),
-        "no side holds": single_runs(ceilings(2000.0, 2000.0), baseline=with_workers),
+        "sides alternate": single_runs(ceilings(2000.0, 2000.0)).model_copy(
+            update={"environment": CPU}
+        ),
+        "no side holds": single_runs(ceilings(2000.0, 2000.0)),
         "loader not measured": single_runs(ceilings(None, 2000.0)),
         "device not measured": single_runs(ceilings(2000.0)),
         "device's ceiling too low": single_runs(ceilings(5000.0, 500.0)),
-        "copies' ceiling too low": single_runs(ceilings(5000.0, 2000.0, 500.0)),
         "copies hold": single_runs(
             ceilings(9000.0, 2300.0, 1100.0), ceilings(9000.0, 5000.0, 4100.0)
         ),
@@ -308,7 +308,6 @@ def headroom_cases() -> dict[str, RunSummary]:
         ),
         "nothing is left": single_runs(best=ceilings(9000.0, 4000.0)),
         "much is left": single_runs(best=ceilings(8000.0, 9000.0)),
-        "loader's ceiling too low": single_runs(best=ceilings(900.0, 9000.0)),
         "own is best": single_runs(ceilings(5000.0, 1020.0), **own_best),
     }
 
@@ -319,10 +318,6 @@ def condition_cases() -> dict[str, RunSummary]:
     sources = {
         source: [BusyReading(source=source, fraction=0.9)] for source in ("its own", NVML_SOURCE)
     }
-    apart = [
-        BusyReading(source=NVML_SOURCE, fraction=0.9),
-        BusyReading(source=PROFILER_SOURCE, fraction=0.7),
-    ]
     unlike = single_runs(
         {"busy_readings": sources["its own"]}, {"busy_readings": sources[NVML_SOURCE]}
     )
@@ -336,7 +331,6 @@ def condition_cases() -> dict[str, RunSummary]:
         "no runs compared": make_summary(run_variation=ASSUMED),
         "held by the host and by the device": held_apart(),
         "unlike sources": without_scores_source(unlike),
-        "sources disagree": single_runs({"busy_readings": apart}),
         "unlike numbers of runs": make_summary(
             trials=(own, fast.model_copy(update={"results": fast.results[:2]}), *others)
         ),
