@@ -283,14 +283,18 @@ def test_slow_pinned_copies_are_not_advised() -> None:
     assert list(remedies(evidence)) == ["copy_uint8"]
 
 
-@pytest.mark.parametrize("kind", ["cuda", "mps", "cpu"])
-@pytest.mark.parametrize("is_pinned", [False, True])
-def test_a_copy_bound_job_always_gets_advice(kind: DeviceKind, is_pinned: bool) -> None:
+@pytest.mark.parametrize(
+    ("kind", "is_pinned", "has_settings"),
+    [("cuda", False, True), ("cuda", True, False), ("mps", False, False), ("cpu", False, False)],
+)
+def test_copy_bound_job_gets_advice(kind: DeviceKind, is_pinned: bool, has_settings: bool) -> None:
     environment = GPU.model_copy(update={"device_kind": kind})
-    config, breakdown = TrainingConfig(pin_memory=is_pinned), make_breakdown(copy=0.6)
-    found = ranked(make_evidence(config=config, environment=environment, breakdown=breakdown))
-    on_settings = kind == "cuda" and not is_pinned
-    assert [bool(piece.settings) for piece in found] == [True] * on_settings + [False]
+    config = TrainingConfig(pin_memory=is_pinned)
+    evidence = make_evidence(
+        config=config, environment=environment, breakdown=make_breakdown(copy=0.6)
+    )
+    found = ranked(evidence)
+    assert [bool(piece.settings) for piece in found] == [True] * has_settings + [False]
     assert all(piece.expected_gain is not None for piece in found)
 
 
@@ -574,28 +578,23 @@ def test_waiting_host_should_run_ahead(is_pinned: bool) -> None:
 
 
 @pytest.mark.slow
-@given(
-    rate=st.floats(10, 1e5),
-    loader=st.floats(1.0, 100.0),
-    device=st.floats(1.0, 100.0),
-    points=st.lists(st.tuples(st.integers(0, 16), st.floats(1.0, 1e6)), max_size=5),
-    batches=st.lists(st.tuples(st.sampled_from([16, 64, 128]), st.floats(1.0, 1e6)), max_size=3),
-    workers=st.integers(0, 4),
-    is_cpu=st.booleans(),
-)
-def test_settings_are_worth_it_and_sorted(
-    rate: float, loader: float, device: float, points: Any, batches: Any, workers: int, is_cpu: bool
-) -> None:
+@given(data=st.data())
+def test_settings_are_worth_it_and_sorted(data: st.DataObject) -> None:
+    draw = data.draw
+    rates, times = st.floats(1.0, 1e6), st.floats(1.0, 100.0)
+    rate = draw(st.floats(10, 1e5))
+    points = draw(st.lists(st.tuples(st.integers(0, 16), rates), max_size=5))
+    batches = draw(st.lists(st.tuples(st.sampled_from([16, 64, 128]), rates), max_size=3))
     curves = Curves(
         loader=tuple(make_point(r, num_workers=n, persistent_workers=n > 0) for n, r in points),
         device=tuple(make_point(r, micro_batch_size=b) for b, r in batches),
     )
     evidence = loading(
         rate,
-        rate * loader,
-        rate * device,
-        config=TrainingConfig(num_workers=workers),
-        environment=CPU if is_cpu else GPU,
+        rate * draw(times),
+        rate * draw(times),
+        config=TrainingConfig(num_workers=draw(st.integers(0, 4))),
+        environment=draw(st.sampled_from([CPU, GPU])),
         curves=curves,
     )
     gains = [piece.expected_gain for piece in ranked(evidence) if piece.settings]

@@ -402,46 +402,32 @@ _rates = st.floats(1.0, 1e6)
 _known = st.none() | _rates
 
 
-@given(
-    rate=_rates,
-    alone=_known,
-    devices=st.tuples(_known, _known),
-    loaders=st.tuples(_known, _known),
-    step_s=st.floats(0, 10),
-    step_alone_s=st.floats(0, 10),
-    exchange_s=st.floats(0, 10),
-    workers=st.integers(0, 8),
-    batch=st.sampled_from([16, 32, 64]),
-    limit_share=st.floats(0.01, 1.0),
-    environment=st.sampled_from([GPU, CPU]),
-)
-def test_shares_and_gains_are_bounded(
-    rate: float,
-    alone: float | None,
-    devices: tuple[float | None, float | None],
-    loaders: tuple[float | None, float | None],
-    step_s: float,
-    step_alone_s: float,
-    exchange_s: float,
-    workers: int,
-    batch: int,
-    limit_share: float,
-    environment: Environment,
-) -> None:
+@given(data=st.data())
+def test_shares_and_gains_are_bounded(data: st.DataObject) -> None:
+    draw = data.draw
+    seconds = st.floats(0, 10)
     talk = Communication(
-        step_s=step_s, step_alone_s=step_alone_s, exchange_s=exchange_s, bytes_exchanged=1
+        step_s=draw(seconds),
+        step_alone_s=draw(seconds),
+        exchange_s=draw(seconds),
+        bytes_exchanged=1,
     )
-    measured = with_ranks(*devices, loaders=loaders, communication=talk)
+    measured = with_ranks(
+        draw(_known), draw(_known), loaders=(draw(_known), draw(_known)), communication=talk
+    )
     group = ddp(
-        1, rate, measured, limit_share=limit_share, micro_batch_size=batch, num_workers=workers
+        1,
+        draw(_rates),
+        measured,
+        limit_share=draw(st.floats(0.01, 1.0)),
+        micro_batch_size=draw(st.sampled_from([16, 32, 64])),
+        num_workers=draw(st.integers(0, 8)),
     )
-    comparison = compared(
-        trial(0, 1000.0, {"device_ceiling": alone}), group, environment=environment
-    )
+    single = trial(0, 1000.0, {"device_ceiling": draw(_known)})
+    comparison = compared(single, group, environment=draw(st.sampled_from([GPU, CPU])))
     assert all(LEAST_SHARE <= one.share <= 1 for one in comparison.bottlenecks)
-    assert [one.share for one in comparison.bottlenecks] == sorted(
-        (one.share for one in comparison.bottlenecks), reverse=True
-    )
+    found = [one.share for one in comparison.bottlenecks]
+    assert found == sorted(found, reverse=True)
     for one in comparison.advice:
         assert one.expected_gain is None or (
             one.expected_gain >= 0.03 and isfinite(one.expected_gain)
