@@ -13,7 +13,7 @@ from autotune.config.plan import ScriptFacts, WorkloadFacts
 from autotune.config.training_config import TrainingConfig
 from autotune.diagnosis.scaling import (
     LEAST_SHARE,
-    StrategyBest,
+    Helps,
     StrategyComparison,
     StrategyEntry,
     compare_strategies,
@@ -35,7 +35,6 @@ from autotune.records.breakdown import PARTS, LoaderCosts
 from autotune.records.measurement import (
     BucketForecast,
     Fullness,
-    Interval,
     Measurement,
     MemoryLimits,
     PackForecast,
@@ -489,6 +488,14 @@ def _name(config: TrainingConfig) -> str:
 # Several devices: whether they help, their bottlenecks, advice, and each rank's figures.
 
 
+_HELPS: dict[Helps | None, str] = {
+    "yes": "Yes",
+    "no": "No",
+    "not_measurably": "Not measurably",
+    None: "Not known",
+}
+
+
 def scaling_sections(summary: RunSummary, columns: Sequence[Column]) -> tuple[Section, ...]:
     """Return the sections on several devices; () if no trial had more than one.
 
@@ -562,23 +569,11 @@ def _describe_answer(comparison: StrategyComparison) -> str:
         reason = f" Main bottleneck: {cause}, {share} of its time."
     elif efficiency < 1 - LEAST_SHARE:
         reason = " No measurement explains what limits it."
-    return _describe_verdict(comparison, fastest, ratio) + reason
-
-
-def _describe_verdict(
-    comparison: StrategyComparison, fastest: StrategyBest, ratio: Interval
-) -> str:
-    count = fastest.config.world_size
-    interval = show_interval(ratio.low, ratio.high, "times")
-    rate = f"{_name(fastest.config)} trains {show(ratio.value, 'times')} times as fast as one device ({interval}"
-    if comparison.helps == "yes":
-        who = "the second device helps" if count == 2 else f"{count} devices help"
-        return f"Yes, {who}: {rate}), an efficiency of {show(ratio.value / count, 'share')}."
-    if comparison.helps == "no":
-        who = "the second device does" if count == 2 else f"{count} devices do"
-        return f"No, {who} not help: {rate})."
-    includes = "" if interval == "unknown" else ", which includes 1"
-    return f"Not measurably: {rate}{includes})."
+    return (
+        f"{_HELPS[comparison.helps]}: {_name(fastest.config)} trains {show(ratio.value, 'times')} "
+        f"times as fast as one device ({show_interval(ratio.low, ratio.high, 'times')}), an "
+        f"efficiency of {show(efficiency, 'share')}.{reason}"
+    )
 
 
 def _strategy_row(entry: StrategyEntry) -> dict[str, str]:
