@@ -75,11 +75,6 @@ def format_gain(gain: float) -> str:
     return f"{1 + gain:.1f} times" if gain < 9 else f"{1 + gain:.0f} times"
 
 
-def format_interval(low: str, high: str) -> str:
-    """Join two formatted ends: "2.35 to 2.47"; "unknown" if either is."""
-    return "unknown" if "unknown" in {low, high} else f"{low} to {high}"
-
-
 def format_fraction(fraction: float) -> str:
     """Return a fraction as per cent with two digits or more: "3.4 %", "97 %"."""
     percent = 100 * fraction
@@ -168,8 +163,9 @@ def show(value: object, unit: Unit) -> str:
 
 
 def show_interval(low: float, high: float, unit: Unit) -> str:
-    """Return the ends of an interval in their unit; "unknown" if one is infinite."""
-    return format_interval(show(low, unit), show(high, unit))
+    """Return the ends of an interval in their unit: "2.35 to 2.47"; "unknown" if one is infinite."""
+    ends = [show(low, unit), show(high, unit)]
+    return "unknown" if "unknown" in ends else " to ".join(ends)
 
 
 def text_bar(fraction: float) -> str:
