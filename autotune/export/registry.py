@@ -43,8 +43,6 @@ READERS: Mapping[str, Callable[[Mapping[str, Any]], Reading]] = {
     "deepspeed": from_deepspeed,
     "axolotl": from_axolotl,
 }
-_DEEP = frozenset({"deepspeed"})
-"""Kinds of file whose tables have dotted names."""
 
 
 def export_to(
@@ -66,18 +64,3 @@ def export_to(
             f"a target must be one of {', '.join(TARGETS)}, but got {target!r:.80}; {remedy}"
         )
     return TARGETS[target](wanted(config, device=device, optimizer=optimizer))
-
-
-def read_settings(kind: str, given: Mapping[str, Any]) -> Reading:
-    """Read the contents of a framework's file; the kind is one of READERS."""
-    return READERS[kind](_flat(given) if kind in _DEEP else given)
-
-
-def _flat(given: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for name, value in given.items():
-        if isinstance(value, Mapping):
-            result |= _flat(value, f"{above}{name}.")
-        else:
-            result[f"{above}{name}"] = value
-    return result

@@ -36,7 +36,7 @@ from autotune.config.plan import (
 )
 from autotune.config.training_config import NEUTRAL_WITHOUT_WORKERS
 from autotune.errors import ConfigError
-from autotune.export.registry import READERS, read_settings
+from autotune.export.registry import READERS
 from autotune.export.table import Reading
 from autotune.files.yaml_document import (
     Document,
@@ -247,7 +247,7 @@ def read_current(kind: str, path: Path) -> CurrentSettings:
     document = _json_document(text, path) if kind in _JSON else parse_document(text, str(path))
     if document.problems:
         raise ConfigError(*map(str, document.problems))
-    reading = read_settings(kind, document.data)
+    reading = READERS[kind](document.data)
     places = {
         setting: _place(document, reading.origins.get(setting, ""), path)
         for setting in reading.baseline
@@ -305,7 +305,7 @@ def notes_of(today: CurrentSettings, plan: Plan) -> Iterator[Note]:
     """Yield notes on keys that could not be read, and on defaults of the framework that were used."""
     reading = today.reading
     path = str(today.path)
-    for name, reason in reading.unread:
+    for name, reason in reading.unread.items():
         yield not_read(path, name, reason)
     idle = [
         reading.origins[name]

@@ -6,20 +6,20 @@ from typing import Any
 
 import pytest
 
-from autotune.export.registry import read_settings
+from autotune.export.registry import READERS
 from autotune.export.table import file_value
 
 
 def unread(kind: str, given: dict[str, Any]) -> dict[str, str]:
-    return dict(read_settings(kind, given).unread)
+    return READERS[kind](given).unread
 
 
 def baseline(kind: str, given: dict[str, Any]) -> dict[str, Any]:
-    return dict(read_settings(kind, given).baseline)
+    return READERS[kind](given).baseline
 
 
 def test_defaults_of_transformers_are_the_baseline_too() -> None:
-    found = read_settings("hf", {"dataloader_num_workers": 4})
+    found = READERS["hf"]({"dataloader_num_workers": 4})
     assert found.assumed == {"micro_batch_size": 8, "lr": 5e-5, "pin_memory": True}
     assert found.origins == {"num_workers": "dataloader_num_workers"}
 
@@ -114,10 +114,8 @@ def test_what_trials_do_too_needs_no_remark() -> None:
         "train_sampling_strategy": "random",
         "warmup_steps": 0,
     }
-    assert not read_settings("hf", given).unread
-    assert not read_settings(
-        "deepspeed", {"zero_optimization": {"stage": 0}, "gradient_clipping": 0.0}
-    ).unread
+    assert not READERS["hf"](given).unread
+    assert not unread("deepspeed", {"zero_optimization": {"stage": 0}, "gradient_clipping": 0.0})
 
 
 def test_what_means_nothing_here_is_named_unless_it_is_switched_off() -> None:
@@ -128,7 +126,7 @@ def test_what_means_nothing_here_is_named_unless_it_is_switched_off() -> None:
         "label_names": None,
         "logging_dir": "",
     }
-    assert read_settings("hf", given).others == ("hub_token", "adam_beta1")
+    assert READERS["hf"](given).others == ("hub_token", "adam_beta1")
 
 
 @pytest.mark.parametrize(
@@ -228,7 +226,7 @@ def test_a_mode_alone_has_transformers_compile_and_axolotl_not() -> None:
 
 @pytest.mark.parametrize(("kind", "name"), [("hf", "optim"), ("axolotl", "optimizer")])
 def test_a_fused_optimizer_is_read_and_which_one_it_is_said_by_name(kind: str, name: str) -> None:
-    found = read_settings(kind, {name: "adamw_torch_fused"})
+    found = READERS[kind]({name: "adamw_torch_fused"})
     assert (found.baseline["fused"], found.origins["fused"]) == (True, name)
     assert "workload.optimizer" in unread(kind, {name: "adamw_torch_fused"})[name]
     assert "fused" not in baseline(kind, {name: "adamw_torch"})
