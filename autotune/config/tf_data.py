@@ -44,22 +44,14 @@ class TfData:
     build: Callable[[int, int | None], Any]
 
     def __post_init__(self) -> None:
-        if not callable(self.build):
-            raise ConfigError(
-                "TfData takes a function build(batch_size, num_parallel_calls) that returns a "
-                "tf.data.Dataset, but got "
-                f"{type(self.build).__module__}.{type(self.build).__qualname__}; pass the function "
-                f"that makes it"
-            )
         try:
             signature(self.build).bind(1, None)
         except TypeError as error:
             raise ConfigError(
-                "TfData's build must take (batch_size, num_parallel_calls), but "
-                f"{getattr(self.build, '__qualname__', self.build)} does not ({error})"
+                "TfData's build must be a function of (batch_size, num_parallel_calls) that returns "
+                f"a tf.data.Dataset, but got {type(self.build).__qualname__} ({error})"
             ) from error
-        if find_spec("tensorflow") is None:
-            raise _not_installed()
+        _require_tensorflow()
 
     def loader(self, config: TrainingConfig) -> TfLoader:
         """Return the loader that trials use, for your own loop: batches of torch tensors per epoch.
@@ -274,8 +266,7 @@ def _import_tensorflow() -> Any:
     Raises:
         ConfigError: It is not installed, or uses the GPU already.
     """
-    if find_spec("tensorflow") is None:
-        raise _not_installed()
+    _require_tensorflow()
     import tensorflow as tf
 
     try:
@@ -290,8 +281,8 @@ def _import_tensorflow() -> Any:
     return tf
 
 
-def _not_installed() -> ConfigError:
-    return ConfigError(
-        "TfData needs the package tensorflow, which is not installed in this environment; pip "
-        "install tensorflow-cpu"
-    )
+def _require_tensorflow() -> None:
+    if find_spec("tensorflow") is None:
+        raise ConfigError(
+            "TfData needs the package tensorflow, which is not installed here; pip install tensorflow-cpu"
+        )

@@ -109,6 +109,9 @@ _TRAINER_HEADER = """\
 {taken_off}{malloc}# `settings` is what is read back; everything below it is the evidence, rounded.
 
 """
+_TRAINER_BESIDE = """\
+# The search had next to your loader, which must be made with it: {beside}.
+"""
 _TRAINERS = {
     "transformers.Trainer": "hf",
     "Lightning's Trainer": "lightning",
@@ -213,68 +216,49 @@ _MALLOC = """\
 
 def header_of(summary: RunSummary, recommendation: Recommendation) -> str:
     """Return the comments on how to train with a recommendation."""
-    if summary.facts.script is not None:
-        return _script_header(summary, recommendation)
-    framework = _framework(summary)
-    if framework is not None:
-        return _trainer_header(summary, recommendation.config, framework)
-    return _HEADER.format(
-        version=summary.autotune_version,
-        name=_printable(summary.name),
-        device=_printable(summary.environment.device_name),
-        loader=_loader(summary.facts, recommendation.config),
-        ranks=_ranks(recommendation.config),
-        binding=_binding(recommendation.config),
-        taken_off=_taken_off(summary.baseline, recommendation.config),
-        malloc=_malloc(summary.environment),
-    )
-
-
-def _script_header(summary: RunSummary, recommendation: Recommendation) -> str:
     config = recommendation.config
-    before = summary.baseline
-    script = summary.facts.script
-    lr = ""
-    if config.lr != before.lr and script is not None and "lr" not in script.placeholders:
-        lr = _SCRIPT_LR.format(before=before.lr, factor=round(config.lr / before.lr, 4))
-    return _SCRIPT_HEADER.format(
+    facts = summary.facts
+    framework = _framework(summary)
+    target = _TRAINERS.get(framework, "")
+    template = _TRAINER_HEADER if target else _HEADER
+    if facts.script is not None:
+        template = _SCRIPT_HEADER
+    beside = _beside(facts, config)
+    return template.format(
         version=summary.autotune_version,
         name=_printable(summary.name),
         device=_printable(summary.environment.device_name),
         command=_printable(shlex.join(summary.command)),
-        lr=lr,
-    )
-
-
-def _framework(summary: RunSummary) -> str | None:
-    """Return the framework whose trainer was given, by its name in notes; None for the user's own loop."""
-    named = (
-        str(found.figures.get("framework")) for found in summary.notes if found.code in _OF_TRAINERS
-    )
-    return next((name for name in named if name in _TRAINERS), None)
-
-
-def _trainer_header(summary: RunSummary, config: TrainingConfig, framework: str) -> str:
-    target = _TRAINERS[framework]
-    beside = _beside(summary.facts, config)
-    if beside:
-        beside = f"# The search had beside your loader, which must be made with it: {beside}.\n"
-    optimizer = ""
-    if config.fused:
-        optimizer = f', optimizer="{_printable(summary.facts.optimizer.name)}"'
-    return _TRAINER_HEADER.format(
-        version=summary.autotune_version,
-        name=_printable(summary.name),
-        device=_printable(summary.environment.device_name),
+        lr=_script_lr(summary, config),
+        loader=_loader(facts, config),
+        ranks=_ranks(config),
+        binding="" if config.numa_binding is None else _BINDING.format(binding=config.numa_binding),
+        taken_off=_taken_off(summary.baseline, config),
+        malloc=_malloc(summary.environment),
         framework=framework,
         target=target,
         kind=_printable(summary.environment.device.partition(":")[0]),
-        optimizer=optimizer,
-        use=_USES[target],
-        beside=beside,
-        taken_off=_taken_off(summary.baseline, config),
-        malloc=_malloc(summary.environment),
+        optimizer=f', optimizer="{_printable(facts.optimizer.name)}"' if config.fused else "",
+        use=_USES.get(target, ""),
+        beside=_TRAINER_BESIDE.format(beside=beside) if beside else "",
     )
+
+
+def _script_lr(summary: RunSummary, config: TrainingConfig) -> str:
+    """Return the comment on a learning rate that the script sets itself; "" if it needs no change."""
+    before = summary.baseline.lr
+    script = summary.facts.script
+    if script is None or config.lr == before or "lr" in script.placeholders:
+        return ""
+    return _SCRIPT_LR.format(before=before, factor=round(config.lr / before, 4))
+
+
+def _framework(summary: RunSummary) -> str:
+    """Return the framework whose trainer was given, by its name in notes; "" for the user's own loop."""
+    named = (
+        str(found.figures.get("framework")) for found in summary.notes if found.code in _OF_TRAINERS
+    )
+    return next((name for name in named if name in _TRAINERS), "")
 
 
 def _loader(facts: WorkloadFacts, config: TrainingConfig) -> str:
@@ -317,10 +301,6 @@ def _ranks(config: TrainingConfig) -> str:
     if config.strategy == "single":
         return ""
     return (_DDP if config.strategy == "ddp" else _DP).format(count=config.world_size)
-
-
-def _binding(config: TrainingConfig) -> str:
-    return "" if config.numa_binding is None else _BINDING.format(binding=config.numa_binding)
 
 
 def _taken_off(before: TrainingConfig, config: TrainingConfig) -> str:

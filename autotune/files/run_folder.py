@@ -74,17 +74,6 @@ class RunFolder:
         self.holder = path / ".holder"
         """Process that holds the lock."""
 
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """Files that a search leaves, without logs and lock."""
-        reports = (self.recommended, self.patch, self.report, self.page)
-        return (self.study, self.trials, *reports, self.environment, self.summary, self.curves)
-
-    @property
-    def sqlite_files(self) -> tuple[Path, ...]:
-        """Files that SQLite writes next to the study."""
-        return tuple(self.study.with_name(f"{self.study.name}{end}") for end in _OF_SQLITE)
-
     def read_curves(self) -> Curves | Note | None:
         """Read the measurements of loader and device alone; None or a note if they must be repeated."""
         try:
@@ -130,7 +119,10 @@ class RunFolder:
         """Remove an earlier run: only the files named here."""
         self.remove_temporary()
         _remove_folder(self.logs)
-        for file in (*self.files, *self.sqlite_files):
+        reports = (self.recommended, self.patch, self.report, self.page)
+        data = (self.study, self.trials, self.environment, self.summary, self.curves)
+        beside_study = [self.study.with_name(f"{self.study.name}{end}") for end in _OF_SQLITE]
+        for file in (*reports, *data, *beside_study):
             file.unlink(missing_ok=True)
 
     def remove_temporary(self) -> None:

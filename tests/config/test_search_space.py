@@ -11,7 +11,7 @@ from autotune.config.plan import Choices, DdpSpace, IntRange, SearchSpace
 from autotune.config.training_config import LOADER_SETTINGS, DdpConfig, TrainingConfig
 
 
-def test_a_setting_takes_a_list_a_range_or_one_value() -> None:
+def test_list_range_or_value() -> None:
     space = SearchSpace.model_validate(
         {
             "num_workers": {"low": 0, "high": 4},
@@ -28,7 +28,7 @@ def test_a_setting_takes_a_list_a_range_or_one_value() -> None:
     }
 
 
-def test_a_domain_that_is_already_one_is_checked_as_well() -> None:
+def test_domain_objects_are_checked() -> None:
     assert SearchSpace(num_workers=IntRange(low=1, high=2)).given() == {
         "num_workers": IntRange(low=1, high=2)
     }
@@ -38,7 +38,7 @@ def test_a_domain_that_is_already_one_is_checked_as_well() -> None:
         SearchSpace(amp_dtype=Choices(values=("fp8",)))
 
 
-def test_repeated_choices_count_once() -> None:
+def test_repeated_choices() -> None:
     assert SearchSpace.model_validate({"num_workers": (2, 2, 0)}).given() == {
         "num_workers": Choices(values=(2, 0))
     }
@@ -63,12 +63,12 @@ def test_repeated_choices_count_once() -> None:
         ({"lr": [0.1]}, "lr"),
     ],
 )
-def test_what_can_not_be_a_space_is_refused(given_space: dict[str, Any], said: str) -> None:
+def test_bad_space(given_space: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         SearchSpace.model_validate(given_space)
 
 
-def test_domains_know_their_values_by_type() -> None:
+def test_domains_compare_types() -> None:
     assert True not in Choices(values=(1, 0))
     assert 1 not in Choices(values=(True,))
     assert True not in IntRange(low=0, high=2)
@@ -76,7 +76,7 @@ def test_domains_know_their_values_by_type() -> None:
     assert len(IntRange(low=2, high=4)) == 3
 
 
-def test_ddps_settings_are_named_by_their_section() -> None:
+def test_ddp_settings() -> None:
     space = SearchSpace.model_validate(
         {
             "world_size": [1, 2],
@@ -104,11 +104,11 @@ def test_ddps_settings_are_named_by_their_section() -> None:
         ([1], "ddp"),
     ],
 )
-def test_what_can_not_be_a_space_of_ddp_is_refused(given_ddp: object, said: str) -> None:
+def test_bad_ddp_space(given_ddp: object, said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         SearchSpace.model_validate({"ddp": given_ddp})
 
 
-def test_every_setting_but_the_learning_rate_can_be_searched() -> None:
+def test_every_setting_but_lr() -> None:
     assert set(SearchSpace.model_fields) == set(TrainingConfig.model_fields) - {"lr"}
     assert set(LOADER_SETTINGS) < set(TrainingConfig.model_fields)

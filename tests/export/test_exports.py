@@ -19,7 +19,8 @@ from autotune.config.training_config import CompileMode, DdpConfig, TrainingConf
 from autotune.errors import ConfigError
 from autotune.export.registry import READERS, TARGETS
 from autotune.export.table import Export
-from tests.export.configs import BUDGET, EVERYTHING, any_configs, flat
+from tests.export.configs import BUDGET, EVERYTHING, flat
+from tests.factories.configs import any_configs
 
 DEVICES = st.sampled_from([None, "cpu", "cuda:0"])
 FILES: dict[str, Callable[[str], Any]] = {
