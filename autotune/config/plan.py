@@ -385,36 +385,34 @@ def _parse_domain(model: type[BaseModel], value: object, info: ValidationInfo) -
     values = value if isinstance(value, Choices | list | tuple | range) else (value,)
     if not values:
         raise ValueError("a list of choices must have at least one value, but got []")
-    return Choices(values=tuple(dict.fromkeys(_checked(model, name, choice) for choice in values)))
+    return Choices(
+        values=tuple(dict.fromkeys(_checked_value(model, name, choice) for choice in values))
+    )
 
 
 def _parse_range(model: type[BaseModel], name: str, value: Mapping[Any, Any]) -> IntRange:
-    try:
-        domain = IntRange.model_validate(dict(value))
-    except ValidationError as error:
-        detail = "; ".join(
-            f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()
-        )
-        rule = "a range is {low: int, high: int[, log: bool]}"
-        raise ValueError(f"{rule}, but got {dict(value)!r} ({detail})") from None
+    domain: IntRange = _checked(IntRange, dict(value), "a range {low: int, high: int[, log: bool]}")
     if domain.low > domain.high:
         raise ValueError(f"`low <= high` must hold, but got (low={domain.low}, high={domain.high})")
     if domain.log and domain.low < 1:
         raise ValueError(f"a logarithmic range must start at 1 or more, but got low={domain.low}")
     for end in (domain.low, domain.high):
-        _checked(model, name, end)
+        _checked_value(model, name, end)
     return domain
 
 
-def _checked(model: type[BaseModel], name: str, value: object) -> Any:
+def _checked_value(model: type[BaseModel], name: str, value: object) -> Any:
     info = model.model_fields[name]
-    annotation: Any = Annotated[info.annotation, info]
+    return _checked(Annotated[info.annotation, info], value, f"a value of {name}")
+
+
+def _checked(kind: Any, value: object, what: str) -> Any:
     try:
-        return TypeAdapter(annotation).validate_python(value)
+        return TypeAdapter(kind).validate_python(value)
     except ValidationError as error:
-        raise ValueError(
-            f"{value!r} can't be a value of {name}: {error.errors()[0]['msg']}"
-        ) from None
+        first = error.errors()[0]
+        reason = ": ".join([*map(str, first["loc"]), first["msg"]])
+        raise ValueError(f"{value!r} can't be {what}: {reason}") from None
 
 
 _Setting = Annotated[Domain | None, BeforeValidator(partial(_parse_domain, TrainingConfig))]

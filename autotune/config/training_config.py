@@ -310,21 +310,6 @@ class TrainingConfig(FrozenModel):
 
         return prepared(self, model, device)
 
-    def arrange(
-        self, model: nn.Module, device: torch.device, *, is_trial: bool = False
-    ) -> nn.Module:
-        """Move, wrap and compile the model: the part of `prepare` that changes no process state.
-
-        Args:
-            model: As in `prepare`.
-            device: The device to move it to.
-            is_trial: Start powersgd's compression at the third step, as a trial ends before torch
-                would start it.
-        """
-        from autotune.apply.prepare import arranged
-
-        return arranged(self, model, device, is_trial=is_trial)
-
     def to_device(self, batch: Any, device: str | torch.device | None = None) -> Any:
         """Return a batch on the device, in this memory format; copies from pinned memory don't block.
 

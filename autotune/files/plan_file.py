@@ -17,6 +17,7 @@ from functools import partial
 from os.path import exists, isfile
 from pathlib import Path
 from reprlib import Repr
+from textwrap import shorten
 from typing import Any, TypeVar, get_args
 
 from pydantic import TypeAdapter, ValidationError
@@ -63,9 +64,9 @@ _BOOLEAN_WORDS = {
     "off": "false",
     "n": "false",
 }
-_SHORT_VALUE = Repr()
-_SHORT_VALUE.maxstring = _SHORT_VALUE.maxother = 80
-_SHORT_VALUE.maxdict = _SHORT_VALUE.maxlist = 6
+_SHORT = Repr()
+_SHORT.maxstring = _SHORT.maxother = 80
+_SHORT.maxdict = _SHORT.maxlist = 6
 
 _RULES = {
     "int": "must be a whole number",
@@ -138,7 +139,7 @@ def _sentence(detail: ErrorDetails, model_type: type) -> str:
         return _must_be_given(dict(_sections(model_type)).get((*above,), {}), name)
     template = _RULES.get(kind) or _RULES.get(kind.partition("_")[0])
     rule = template.format(**context) if template else detail["msg"]
-    return f"{rule}, but got {_SHORT_VALUE.repr(value)}{_remedy(kind, value, context)}"
+    return f"{rule}, but got {_SHORT.repr(value)}{_remedy(kind, value, context)}"
 
 
 def _remedy(kind: str, value: object, context: Mapping[str, Any]) -> str:
@@ -290,11 +291,6 @@ FROM_NEEDS_NO_COMMAND = (
     "--from can't be combined with a command, whose own settings are the baseline"
 )
 
-_MAX_TYPED = 80
-"""Most characters of a command in a message."""
-_SHORT = Repr()
-_SHORT.maxstring = _MAX_TYPED
-
 
 def parse_plan(arguments: Mapping[str, Any], *, name: str) -> Plan:
     """Return the Plan of a Python call; arguments that are None are left out.
@@ -340,10 +336,7 @@ def command_plan(
     Raises:
         ConfigError: The command or an override breaks rules; one sentence for each.
     """
-    typed = shlex.join(command)
-    if len(typed) > _MAX_TYPED:
-        typed = f"{typed[: _MAX_TYPED - 3]}..."
-    place = Place(source=f"-- {typed}")
+    place = Place(source=f"-- {shorten(shlex.join(command), 80)}")
     document = Document(
         root=place,
         data={"workload": {"command": list(command)}},

@@ -411,17 +411,13 @@ def read_script(path: str | Path) -> AppliedScript:
         ConfigError: The file can't be read, or was not found for a command.
     """
     document = read_document(Path(path))
-    given = {name: document.data.get(name) for name in ("command", "script", "malloc")}
-    if given["command"] is None or given["script"] is None:
+    names = [name for name in AppliedScript.model_fields if document.data.get(name) is not None]
+    if not {"command", "script"} <= set(names):
         raise ConfigError(
-            f"{path}: must have been found for a command to be applied to one, but it was found "
-            f"for a model and a "
-            "dataset; use autotune.load in your own loop, or search with autotune run -- python "
-            "train.py"
+            f"{path}: must be of a search for a command, but is for a model and a dataset; use "
+            "autotune.load in your own loop, or search with autotune run -- python train.py"
         )
-    found, problems = validated(
-        AppliedScript, {name: value for name, value in given.items() if value is not None}
-    )
+    found, problems = validated(AppliedScript, {name: document.data[name] for name in names})
     if found is None:
         raise ConfigError(*map(str, document.placed(problems)))
     return found
@@ -458,26 +454,21 @@ def _evidence(summary: RunSummary, recommendation: Recommendation) -> dict[str, 
         "baseline": runs_of(summary.trials, 0),
         "recommended": runs_of(summary.trials, recommendation.number),
     }
-    sources = (
-        run.busy_source
-        for measured in runs.values()
-        for run in measured
-        if run.busy_source is not None
-    )
-    peak = max((run.peak_memory_bytes for run in runs["recommended"]), default=None)
+    sources = [run.busy_source for own in runs.values() for run in own if run.busy_source]
+    peaks = [run.peak_memory_bytes / 2**30 for run in runs["recommended"]]
     return {
         "verdict": recommendation.verdict,
-        "speedup": _interval(recommendation.speedup),
+        "speedup": _rounded(recommendation.speedup),
         "gain_probability": _rounded(recommendation.gain_probability),
         "samples_per_s": {
-            name: _interval(rate_of_runs(own, summary.run_variation) if own else None)
+            name: _rounded(rate_of_runs(own, summary.run_variation) if own else None)
             for name, own in runs.items()
         },
         "busy_fraction": {
             **{name: _busy(own) for name, own in runs.items()},
-            "source": next(sources, None),
+            "source": next(iter(sources), None),
         },
-        "peak_memory_gib": None if peak is None else _rounded(peak / 2**30),
+        "peak_memory_gib": _rounded(max(peaks, default=None)),
         "memory_limit_gib": _rounded(summary.limit_bytes / 2**30),
         "memory_source": summary.memory_source,
         "reasons": [*map(str, recommendation.reasons)],
@@ -486,15 +477,13 @@ def _evidence(summary: RunSummary, recommendation: Recommendation) -> dict[str, 
     }
 
 
-def _busy(runs: Sequence[Measurement]) -> float | None:
+def _busy(runs: Sequence[Measurement]) -> Any:
     fractions = [run.busy_fraction for run in runs if run.busy_fraction is not None]
     return _rounded(fmean(fractions)) if fractions else None
 
 
-def _interval(figure: Interval | None) -> dict[str, float | None] | None:
-    return None if figure is None else {name: _rounded(value) for name, value in figure}
-
-
-def _rounded(value: float | None) -> float | None:
-    """Return four significant digits; None for an unknown value, such as an interval's open end."""
+def _rounded(value: Interval | float | None) -> Any:
+    """Return four significant digits, also of an interval's parts; None for an unknown or open end."""
+    if isinstance(value, Interval):
+        return {name: _rounded(part) for name, part in value}
     return float(f"{value:.{_DIGITS}g}") if value is not None and isfinite(value) else None

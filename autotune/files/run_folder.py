@@ -192,9 +192,6 @@ def read_summary(path: Path) -> RunSummary:
     file = RunFolder(path).summary
     try:
         return RunSummary.model_validate_json(file.read_bytes())
-    except (FileNotFoundError, NotADirectoryError) as error:
-        rule = f"a run folder must hold {file.name}, but {path} does not ({error.strerror})"
-        raise ConfigError(f"{rule}; name that of a finished search") from error
     except ValidationError as error:
         rule = f"{path} must be a run folder of this version of autotune, but {file.name}: {_first_of(error)}"
         raise ConfigError(
@@ -202,9 +199,7 @@ def read_summary(path: Path) -> RunSummary:
         ) from error
     except (OSError, ValueError) as error:  # a ValueError where the path is none
         reason = getattr(error, "strerror", None) or error
-        rule = (
-            f"a run folder must hold {file.name} as a file that can be read, but {file}: {reason}"
-        )
+        rule = f"a run folder must hold a readable {file.name}, but {file}: {reason}"
         raise ConfigError(f"{rule}; name that of a finished search") from error
 
 
