@@ -411,7 +411,7 @@ def _checked(kind: Any, value: object, what: str) -> Any:
         return TypeAdapter(kind).validate_python(value)
     except ValidationError as error:
         first = error.errors()[0]
-        reason = ": ".join([*map(str, first["loc"]), first["msg"]])
+        reason = ": ".join([*map(str, first["loc"]), first["msg"].replace("Input should", "must")])
         raise ValueError(f"{value!r} can't be {what}: {reason}") from None
 
 

@@ -65,17 +65,6 @@ ACCELERATE = Table(
     ),
 )
 _HOOKS = {"fp16": "FP16", "bf16": "BF16", "powersgd": "POWER_SGD"}
-_GROUPS = {
-    "MULTI_GPU",
-    "MULTI_CPU",
-    "MULTI_XPU",
-    "MULTI_NPU",
-    "MULTI_MLU",
-    "MULTI_HPU",
-    "MULTI_MUSA",
-}
-"""accelerate's names of DistributedDataParallel on each device. Source: DistributedType in its
-utils/dataclasses.py."""
 _OF_DEVICES = {
     "cpu": "MULTI_CPU",
     "xpu": "MULTI_XPU",
@@ -83,12 +72,8 @@ _OF_DEVICES = {
     "mlu": "MULTI_MLU",
     "hpu": "MULTI_HPU",
 }
-_MANY_ON_CPU = (
-    "accelerate launch starts a single process on a CPU, unless mpirun_config has a hostfile; "
-    "start {0} by "
-    "ACCELERATE_USE_CPU=true torchrun --nproc-per-node {0}, with ACCELERATE_MIXED_PRECISION for "
-    "the precision"
-)
+"""accelerate's names of DistributedDataParallel by device. Source: DistributedType in its
+utils/dataclasses.py."""
 _PLAIN = {"dynamo_backend": "inductor"}
 """The compiler's settings that trials have, in small letters."""
 
@@ -112,10 +97,9 @@ def to_accelerate(found: Wanted) -> Export:
     text = as_yaml(settings) + as_comment(
         ["", "The rest stands in your script:", "", *_lines(found)]
     )
-    on_cpu = {}
-    if is_group and found.device == "cpu":
-        on_cpu["world_size"] = _MANY_ON_CPU.format(found.processes)
-    but = ["world_size", "compile", "compile_mode"]
+    but = ["compile", "compile_mode"]
+    if not is_group or found.device != "cpu":
+        but.append("world_size")
     if _binds(found):
         but.append("numa_binding")
     return export(
@@ -124,7 +108,6 @@ def to_accelerate(found: Wanted) -> Export:
         text=text,
         settings=settings,
         defaults=_defaults(found),
-        also=on_cpu,
         but=but,
     )
 
@@ -141,10 +124,11 @@ def from_accelerate(given: Mapping[str, Any]) -> Reading:
     if "mixed_precision" in plain and is_off(plain["mixed_precision"]):
         plain["mixed_precision"] = "no"
     found = reading(plain, ACCELERATE)
-    if kind in _GROUPS and count is not None:
+    is_group = kind.startswith("MULTI_")
+    if is_group and count is not None:
         found.take("world_size", "num_processes", count)
         found.take("strategy", "distributed_type", "ddp")
-    elif kind not in {*_GROUPS, "NO"}:
+    elif not is_group and kind != "NO":
         found.unread["distributed_type"] = (
             f"{kind!r} does not run in trials; they take DistributedDataParallel"
         )

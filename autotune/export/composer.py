@@ -47,12 +47,6 @@ _IN_THE_TEXT = IN_LOADER_CALL | {
 }
 """Settings that the lines around the Trainer carry."""
 
-_UNCUT = (
-    "Composer cuts the batch of an optimizer step by samples, not by tokens; to accumulate {}, "
-    "give a DataSpec with a "
-    "split_batch of your own"
-)
-
 
 def to_composer(found: Wanted) -> Export:
     """Return the lines that make the Trainer, and what it needs around it."""
@@ -62,18 +56,14 @@ def to_composer(found: Wanted) -> Export:
         settings["compile_config"] = {"mode": found["compile_mode"]} if is_mode_given else {}
     if found.device == "cpu":
         settings["device"] = "cpu"
-    steps = found["grad_accum_steps"]
-    uncut = {}
-    if found.has_budget and steps > 1:
-        uncut["grad_accum_steps"] = _UNCUT.format(steps)
     return export(
         found,
         COMPOSER,
         text="\n".join(_lines(found, settings)) + "\n",
         settings=settings,
         defaults=_defaults(found),
-        also=uncut,
-        but=_IN_THE_TEXT,
+        # Composer splits a batch by samples, not by tokens.
+        but=_IN_THE_TEXT - {"grad_accum_steps"} if found.has_budget else _IN_THE_TEXT,
     )
 
 

@@ -77,10 +77,6 @@ _TORCH_OPTIMIZERS = {
 """Other optimizers from torch.optim, without those that need a closure or a kind of parameters."""
 OPTIMIZERS = _OWN_OPTIMIZERS | _TORCH_OPTIMIZERS
 """Classes that optimizer.type can be."""
-_FOREIGN = (
-    "DeepSpeed's file knows no optimizer {}; make it in your script with lr={!r}, and hand it to "
-    "deepspeed.initialize(optimizer=...)"
-)
 
 
 def to_deepspeed(found: Wanted) -> Export:
@@ -104,15 +100,12 @@ def to_deepspeed(found: Wanted) -> Export:
         flat[_HOOK] = found["ddp.comm_hook"]
         taken.append("ddp.comm_hook")
     settings = nested(flat)
-    is_foreign = found.optimizer is not None and found.optimizer not in OPTIMIZERS
-    foreign = {"lr": _FOREIGN.format(found.optimizer, found["lr"])} if is_foreign else {}
     return export(
         found,
         DEEPSPEED,
         text=as_json(settings),
         settings=settings,
         defaults=_defaults(found),
-        also=foreign,
         but=taken,
     )
 

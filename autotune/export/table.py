@@ -184,14 +184,13 @@ def carried(found: Wanted, table: Table) -> dict[str, Any]:
     return result | dict(table.precisions.get(_precision(found, table), {}))
 
 
-def export(  # noqa: PLR0913 - the parts of an Export, and what decides what is dropped
+def export(
     found: Wanted,
     table: Table,
     *,
     text: str,
     settings: Mapping[str, Any],
     defaults: Defaults,
-    also: Mapping[str, str] | None = None,
     but: Collection[str] = (),
 ) -> Export:
     """Return an Export, with the settings that the target can't take in the order of the settings table.
@@ -202,10 +201,8 @@ def export(  # noqa: PLR0913 - the parts of an Export, and what decides what is 
         text: The text for the target.
         settings: The same as a mapping.
         defaults: Names of the target's defaults that differ from trials, with the reasons.
-        also: Settings that are dropped in any case, with the reason.
         but: Settings that the target's module writes itself.
     """
-    also = also or {}
     taken = {*but, *(setting for setting in found.values if _is_carried(found, table, setting))}
     if found.has_budget and not table.needs_batch_size:
         taken.discard("micro_batch_size")
@@ -213,17 +210,12 @@ def export(  # noqa: PLR0913 - the parts of an Export, and what decides what is 
         taken.add("amp_dtype")
     if _is_fused_adamw(found, table):
         taken.add("fused")
-    lost = []
-    for name in found.values:
-        if name in also:
-            lost.append(Dropped(name, also[name]))
-        elif name not in taken and _is_lost(found, name):
-            lost.append(Dropped(name, _reason(found, table, name)))
+    lost = [name for name in found.values if name not in taken and _is_lost(found, name)]
     return Export(
         target=table.target,
         text=text,
         settings=settings,
-        dropped=tuple(lost),
+        dropped=tuple(Dropped(name, _reason(found, table, name)) for name in lost),
         defaults=tuple(Differing(name, reason) for name, reason in defaults),
     )
 

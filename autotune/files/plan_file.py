@@ -7,7 +7,6 @@ if a module has the name.
 
 from __future__ import annotations
 
-import re
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -56,35 +55,16 @@ from autotune.settings_table import DDP_PREFIX, SETTINGS
 
 _Model = TypeVar("_Model")
 
-_BOOLEAN_WORDS = {
-    "yes": "true",
-    "on": "true",
-    "y": "true",
-    "no": "false",
-    "off": "false",
-    "n": "false",
-}
 _SHORT = Repr()
 _SHORT.maxstring = _SHORT.maxother = 80
 _SHORT.maxdict = _SHORT.maxlist = 6
 
 _RULES = {
-    "int": "must be a whole number",
-    "float": "must be a number",
-    "finite_number": "must be a finite number",
     "bool_type": "must be true or false",
-    "string_type": "must be a text",
-    "string_too_short": "must not be empty",
-    "literal_error": "must be one of {expected}",
-    "greater_than": "must be above {gt:g}",
-    "greater_than_equal": "must be at least {ge:g}",
-    "less_than": "must be below {lt:g}",
-    "less_than_equal": "must be at most {le:g}",
-    "model": "must be a mapping of settings",
-    "dataclass": "must be a mapping of settings",
-    "invalid_key": "a key must be a text",
+    "model_type": "must be a mapping of settings",
+    "dataclass_type": "must be a mapping of settings",
 }
-"""Rules by pydantic's kind of error, or by its first word: "int" for "int_parsing"."""
+"""Rules by pydantic's kind of error, where its own words do not speak of YAML."""
 _UNKNOWN_KEY = {"extra_forbidden", "unexpected_keyword_argument"}  # of a model, of a dataclass
 
 
@@ -128,33 +108,15 @@ def _existing(loc: KeyPath, data: Any) -> KeyPath:
 
 def _sentence(detail: ErrorDetails, model_type: type) -> str:
     kind = detail["type"]
-    value = detail["input"]
-    context = detail.get("ctx", {})
     if kind == "value_error":
-        return str(context["error"])
+        return str(detail["ctx"]["error"])
     if kind in _UNKNOWN_KEY:
         return f"unknown key; {_nearest(detail['loc'], model_type)}"
     if kind == "missing":
         *above, name = map(str, detail["loc"])
         return _must_be_given(dict(_sections(model_type)).get((*above,), {}), name)
-    template = _RULES.get(kind) or _RULES.get(kind.partition("_")[0])
-    rule = template.format(**context) if template else detail["msg"]
-    return f"{rule}, but got {_SHORT.repr(value)}{_remedy(kind, value, context)}"
-
-
-def _remedy(kind: str, value: object, context: Mapping[str, Any]) -> str:
-    if kind == "bool_type" and str(value).lower() in _BOOLEAN_WORDS:
-        return f"; write {_BOOLEAN_WORDS[str(value).lower()]}"
-    if kind == "int_type" and isinstance(value, str) and re.fullmatch(r"[0-9]{1,18}", value):
-        return f"; write {value} without quotes"
-    if kind == "int_type" and isinstance(value, float) and value.is_integer():
-        return f"; write {int(value)}"
-    if kind == "literal_error" and isinstance(value, str):
-        near = get_close_matches(
-            value, re.findall(r"'([^']*)'", context["expected"]), n=1, cutoff=0.5
-        )
-        return f"; did you mean {near[0]!r}?" if near else ""
-    return ""
+    rule = _RULES.get(kind) or detail["msg"].replace("Input should", "must")
+    return f"{rule}, but got {_SHORT.repr(detail['input'])}"
 
 
 def _nearest(loc: KeyPath, model_type: type) -> str:

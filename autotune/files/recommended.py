@@ -11,7 +11,6 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
-from os.path import isdir
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any
@@ -360,10 +359,6 @@ def read_recommended(path: str | Path) -> TrainingConfig:
             rule.
     """
     path = Path(path)
-    if isdir(path):  # noqa: PTH112 - unlike Path.is_dir, no error for a name that no file system takes
-        raise ConfigError(
-            f"{path}: is a folder; give the file, such as {path / 'recommended.yaml'}"
-        )
     document = read_document(path)
     settings = document.data.get("settings")
     if "format" not in document.data or not isinstance(settings, dict):

@@ -66,7 +66,10 @@ def _assumptions(given: Mapping[str, Any]) -> str:
             f"beyond a rack of {cluster['rack_gpus']} GPUs",
             f"the same, or {_link(given['beyond_a_rack'])}",
         ],
-        ["variation of computing among ranks", f"{cluster['jitter']:.1%}; all wait for the slowest"],
+        [
+            "variation of computing among ranks",
+            f"{cluster['jitter']:.1%}; all wait for the slowest",
+        ],
         ["noise of a trial's throughput", f"{given['noise']:.0%}"],
         [
             "current settings",

@@ -151,9 +151,9 @@ def test_changed_files_are_refused(tmp_path: Path, old: str, new: str, message: 
         read_recommended(write(tmp_path, text.replace(old, new, 1)))
 
 
-def test_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"folder.*recommended\.yaml"):
-        read_recommended(tmp_path)
+def test_run_folder_is_read(tmp_path: Path) -> None:
+    (tmp_path / "recommended.yaml").write_text(recommended(GROUP))
+    assert autotune.load(tmp_path) == GROUP
 
 
 _VALUES = st.recursive(
