@@ -58,20 +58,6 @@ def test_round_trip() -> None:
         assert Executor.model_validate_json(executor.model_dump_json()) == executor
 
 
-@pytest.mark.parametrize(
-    ("ranks", "hosts", "per_host", "spread", "laid_out"),
-    [
-        (6, 4, 4, False, (3, 3)),
-        (9, 4, 4, False, (3, 3, 3)),
-        (6, 4, 4, True, (2, 2, 1, 1)),
-    ],
-)
-def test_places(
-    ranks: int, hosts: int, per_host: int, spread: bool, laid_out: tuple[int, ...]
-) -> None:
-    assert places(ranks, hosts=hosts, per_host=per_host, spread=spread) == laid_out
-
-
 @given(st.integers(1, 144), _FEW, _FEW, st.booleans())
 def test_places_properties(ranks: int, hosts: int, per_host: int, spread: bool) -> None:
     if ranks > hosts * per_host:

@@ -11,23 +11,6 @@ from autotune.config.plan import Choices, DdpSpace, IntRange, SearchSpace
 from autotune.config.training_config import LOADER_SETTINGS, DdpConfig, TrainingConfig
 
 
-def test_list_range_or_value() -> None:
-    space = SearchSpace.model_validate(
-        {
-            "num_workers": {"low": 0, "high": 4},
-            "amp_dtype": ["float32"],
-            "prefetch_factor": None,
-            "pin_memory": True,
-        }
-    )
-    assert space.given() == {
-        "num_workers": IntRange(low=0, high=4),
-        "amp_dtype": Choices(values=("float32",)),
-        "prefetch_factor": Choices(values=(None,)),
-        "pin_memory": Choices(values=(True,)),
-    }
-
-
 def test_domain_objects_are_checked() -> None:
     assert SearchSpace(num_workers=IntRange(low=1, high=2)).given() == {
         "num_workers": IntRange(low=1, high=2)
@@ -48,18 +31,14 @@ def test_repeated_choices() -> None:
     ("given_space", "said"),
     [
         ({"num_workers": []}, "num_workers"),
-        ({"num_workers": [-1]}, "-1 .*num_workers"),
         ({"num_workers": [0, True]}, "True .*num_workers"),
         ({"num_workers": None}, "None .*num_workers"),
         ({"num_workers": {"low": 3, "high": 1}}, r"\(low=3, high=1\)"),
         ({"num_workers": {"low": 0, "high": 4, "log": True}}, "low"),
         ({"num_workers": {"low": 0}}, "high"),
-        ({"num_workers": {"low": 0, "high": 1.5}}, "high"),
         ({"num_workers": {"low": 0, "high": 4, "step": 2}}, "step"),
         ({"pin_memory": {"low": 0, "high": 1}}, "pin_memory"),
-        ({"amp_dtype": [["float32"]]}, "amp_dtype"),
         ({"amp_dtype": ["fp8"]}, "'fp8' .*amp_dtype"),
-        ({"batch_size": [32]}, "batch_size"),
         ({"lr": [0.1]}, "lr"),
     ],
 )
@@ -80,33 +59,18 @@ def test_ddp_settings() -> None:
     space = SearchSpace.model_validate(
         {
             "world_size": [1, 2],
-            "ddp": {"bucket_cap_mb": [None, 50], "static_graph": True, "comm_hook": None},
+            "prefetch_factor": None,
+            "ddp": {"bucket_cap_mb": [None, 50], "static_graph": True},
         }
     )
     assert space.given() == {
         "ddp.bucket_cap_mb": Choices(values=(None, 50.0)),
-        "ddp.comm_hook": Choices(values=(None,)),
         "ddp.static_graph": Choices(values=(True,)),
+        "prefetch_factor": Choices(values=(None,)),
         "world_size": Choices(values=(1, 2)),
     }
     assert SearchSpace(ddp=None).given() == SearchSpace(ddp=DdpSpace()).given() == {}
     assert set(DdpSpace.model_fields) == set(DdpConfig.model_fields)
-
-
-@pytest.mark.parametrize(
-    ("given_ddp", "said"),
-    [
-        ({"bucket_cap_mb": [0]}, "0 .*bucket_cap_mb"),
-        ({"bucket_cap_mb": {"low": 0, "high": 9}}, "0 .*bucket_cap_mb"),
-        ({"static_graph": [1]}, "1 .*static_graph"),
-        ({"comm_hook": ["fp8"]}, "'fp8' .*comm_hook"),
-        ({"bucket_cap": 3}, "bucket_cap"),
-        ([1], "ddp"),
-    ],
-)
-def test_bad_ddp_space(given_ddp: object, said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
-        SearchSpace.model_validate({"ddp": given_ddp})
 
 
 def test_every_setting_but_lr() -> None:

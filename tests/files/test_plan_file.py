@@ -24,7 +24,6 @@ from autotune.config.plan import (
     Plan,
     Ref,
     SearchOptions,
-    SearchSpace,
 )
 from autotune.config.training_config import DdpConfig, TrainingConfig
 from autotune.errors import ConfigError
@@ -57,21 +56,11 @@ def only_problem(folder: Path, text: str, *overrides: str) -> str:
 # A plan from a file
 
 
-def test_workload_alone(tmp_path: Path) -> None:
+def test_defaults(tmp_path: Path) -> None:
     plan = read_plan(write(tmp_path, WORKLOAD))
-    assert plan.name == "x"
-    assert plan.workload.model == Ref(
-        target="pkg.mod:model", folders=(str(tmp_path), str(Path.cwd()))
-    )
-    assert plan.workload.loss is None
-    assert (plan.baseline, plan.space, plan.objective, plan.budget) == (
-        TrainingConfig(),
-        SearchSpace(),
-        Objective(),
-        Budget(),
-    )
-    assert (plan.device, plan.run_dir, plan.seed, plan.executor) == ("auto", None, 0, Executor())
-    assert plan.search == SearchOptions()
+    folders = (str(tmp_path), str(Path.cwd()))
+    assert (plan.name, plan.workload.model) == ("x", Ref(target="pkg.mod:model", folders=folders))
+    assert plan == call(workload=plan.workload)
 
 
 def test_every_key(tmp_path: Path) -> None:
@@ -301,17 +290,6 @@ def test_typed_command(working: Path) -> None:
     assert command_plan(("python", "train.py")).baseline == TrainingConfig()
 
 
-def test_file_and_call_refuse_workloads_alike(tmp_path: Path, working: Path) -> None:
-    assert parse_plan({"workload": {"command": "python lost.py"}}, name="x").workload.command == (
-        "python",
-        "lost.py",
-    )
-    for workload in ({"command": "python -"}, {"model": "a:b"}, {}):
-        in_call = errors_in(lambda workload=workload: parse_plan({"workload": workload}, name="x"))  # type: ignore[misc] # a default binds it
-        in_file = problems(tmp_path, yaml.safe_dump({"workload": workload}))
-        assert tuple(told.partition(" ")[2] for told in in_file) == in_call
-
-
 # The search
 
 
@@ -333,7 +311,6 @@ def test_cluster_refuses_device_number(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "kind", "overrides", "executor"),
     [
-        ("", None, [], Executor()),
         ("", "ray", [], Executor(kind="ray")),
         ("executor: {kind: ray, address: 'a:1', ranks: spread}", "local", [], Executor()),
         (
@@ -343,7 +320,6 @@ def test_cluster_refuses_device_number(tmp_path: Path) -> None:
             Executor(kind="ray", address="a:1", ranks="spread"),
         ),
         ("executor: {address: 'a:1'}", "ray", [], Executor(kind="ray", address="a:1")),
-        ("executor: local", "ray", ["executor.address=b:2"], Executor(kind="ray", address="b:2")),
         ("", "ray", ["executor=local"], Executor()),
     ],
 )
@@ -478,6 +454,8 @@ def test_live_objects() -> None:
     [
         ("device", "gpu", "gpu"),
         ("run_dir", "''", ""),
+        ("workload", "{command: 'python -'}", {"command": "python -"}),
+        ("workload", "{model: 'a:b'}", {"model": 1}),
         ("objective", "{memory_limit: 20 parsecs}", {"memory_limit": "20 parsecs"}),
         ("baseline", "{num_wokers: 2}", {"num_wokers": 2}),
         (
