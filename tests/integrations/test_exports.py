@@ -19,7 +19,8 @@ from autotune.export.accelerate import ddp_handler
 from autotune.export.deepspeed import OPTIMIZERS
 from autotune.export.hf import HF
 from autotune.files.plan_file import read_current
-from tests.export.configs import EVERYTHING, any_configs, flat
+from tests.export.configs import EVERYTHING, flat
+from tests.factories.configs import any_configs
 
 pytestmark = [
     pytest.mark.integrations,
