@@ -171,18 +171,16 @@ def read_current(kind: str, path: Path) -> CurrentSettings:
         path: The file.
 
     Raises:
-        ConfigError: There is no such kind, or the file can't be read.
+        ConfigError: The file can't be read.
     """
-    if kind not in READERS:
-        raise ConfigError(
-            f"a kind of file must be one of {', '.join(READERS)}, but got {kind!r:.80}; check the "
-            f"name"
-        )
     if kind == "hf" and path.suffix == ".bin":
         rule = "must be TrainingArguments as JSON, but a .bin is a pickle, which could run anything"
         raise ConfigError(f"{path}: {rule}; write args.to_json_string() into a file")
-    # YAML contains JSON, but for tabs between the values.
-    document = parse_document(read_text(path).replace("\t", " "), str(path))
+    text = read_text(path)
+    if text.lstrip().startswith("{"):
+        # JSON is YAML, except for tabs between the values.
+        text = text.replace("\t", " ")
+    document = parse_document(text, str(path))
     if document.problems:
         raise ConfigError(*map(str, document.problems))
     reading = READERS[kind](document.data)

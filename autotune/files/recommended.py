@@ -74,8 +74,7 @@ def differing_fields(there: Mapping[str, object], here: Mapping[str, object]) ->
 
 def _shown(value: object) -> str:
     """Return a value from a file as at most 60 printable characters."""
-    text = "none" if value is None else str(value)
-    return "".join(character if character.isprintable() else "?" for character in text[:60])
+    return "none" if value is None else _printable(str(value)[:60])
 
 
 # The head: comments on how to use the settings
