@@ -726,11 +726,8 @@ class Plan:
     read_over: Annotated[Mapping[str, ReadOver], Field(exclude=True)] = Field(default_factory=dict)
     """Settings of the baseline that come from a framework's file, so the user may never have chosen
     them; no key of the YAML file."""
-    policy: Annotated[Policy, SkipValidation, Field(exclude=True)] = (
-        POLICY  # no key of the YAML file
-    )
-    """Thresholds of the search; tests and benchmarks vary them."""
-    seed: Annotated[int, Field(strict=True, ge=0, lt=2**32)] = (
-        0  # numpy.random.seed takes no larger one
-    )
+    policy: Annotated[Policy, SkipValidation, Field(exclude=True)] = POLICY
+    """Thresholds of the search; tests and benchmarks vary them. No key of the YAML file."""
+    # numpy.random.seed takes no larger one.
+    seed: Annotated[int, Field(strict=True, ge=0, lt=2**32)] = 0
     """Seed of the search and of every trial."""

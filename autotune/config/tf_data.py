@@ -75,9 +75,8 @@ class TfData:
         _import_tensorflow()
         size = max(2, batch_size)
         samples, batches = (int(self.build(of, None).cardinality()) for of in (1, size))
-        is_of_samples = (
-            samples // size <= batches <= ceil(samples / size)
-        )  # the last batch may be dropped
+        # The last batch may be dropped.
+        is_of_samples = samples // size <= batches <= ceil(samples / size)
         return samples if samples >= 0 and is_of_samples else None
 
 
@@ -139,9 +138,8 @@ class TfLoader:
         return 0 if self.prefetch_factor is None else self.prefetch_factor + self.num_workers
 
     def _counted(self, *element: Any) -> Any:
-        whole = (
-            element if self._is_tuple else element[0]
-        )  # map takes a tuple apart, also one of one part
+        # map takes a tuple apart, also one of one part.
+        whole = element if self._is_tuple else element[0]
         with self._tf.control_dependencies([self._made.assign_add(1)]):
             return self._tf.nest.map_structure(self._tf.identity, whole)
 
@@ -175,16 +173,13 @@ class TfBatches:
     def _as_torch(self, tensor: Any) -> Any:
         import torch.utils.dlpack
 
-        if (
-            tensor.dtype == self._tf.string
-        ):  # DLPack has no texts, and TensorFlow would abort the process
+        # DLPack has no texts, and TensorFlow would abort the process.
+        if tensor.dtype == self._tf.string:
             return tensor.numpy().tolist()
         shared = torch.utils.dlpack.from_dlpack(self._tf.experimental.dlpack.to_dlpack(tensor))
-        return (
-            shared.pin_memory()
-            if self._loader.pin_memory and torch.accelerator.is_available()
-            else shared
-        )
+        if self._loader.pin_memory and torch.accelerator.is_available():
+            return shared.pin_memory()
+        return shared
 
 
 def _options(tf: Any, pipeline: Any, threads: int | None, *, in_order: bool) -> Any:
@@ -233,10 +228,13 @@ def _check(tf: Any, pipeline: Any, batch_size: int) -> None:
 
 def _first_sizes(specs: list[Any]) -> list[int | None]:
     """Return the first dimension of each tensor; None if it varies, 0 if there is none."""
-    return [
-        None if spec.shape.rank is None else spec.shape[0] if spec.shape.rank else 0
-        for spec in specs
-    ]
+    sizes: list[int | None] = []
+    for spec in specs:
+        if spec.shape.rank is None:
+            sizes.append(None)
+        else:
+            sizes.append(spec.shape[0] if spec.shape.rank else 0)
+    return sizes
 
 
 def _batch_tensor(tf: Any, pipeline: Any, batch_size: int) -> int:
