@@ -26,10 +26,6 @@ from autotune.export.table import (
 )
 
 _TOTAL = "train_batch_size"
-_LR = "optimizer.params.lr"
-_FUSED = "optimizer.params.fused"
-_BUCKET = "zero_optimization.reduce_bucket_size"
-_HOOK = "communication_data_type"
 DEEPSPEED = Table(
     target="deepspeed",
     title="DeepSpeed's file",
@@ -48,10 +44,10 @@ DEEPSPEED = Table(
         "activation_checkpointing": "make the model so in workload.model",
     },
     only_read={
-        "lr": _LR,
-        "fused": _FUSED,
-        "ddp.bucket_cap_mb": _BUCKET,
-        "ddp.comm_hook": _HOOK,
+        "lr": "optimizer.params.lr",
+        "fused": "optimizer.params.fused",
+        "ddp.bucket_cap_mb": "zero_optimization.reduce_bucket_size",
+        "ddp.comm_hook": "communication_data_type",
     },
 )
 _COMMUNICATED = {"fp16", "bf16"}
@@ -59,7 +55,7 @@ _MIB = 2**20
 _OWN_OPTIMIZERS = {"Adam", "AdamW", "Adagrad", "Lamb", "Lion"}
 """DeepSpeed's own optimizers. Its MuAdam, MuAdamW and MuSGD need another package, and Muon needs to
 know its parameters."""
-_OWN_FUSED = {"Adam", "AdamW", "Lamb", "Lion"}
+_OWN_FUSED = _OWN_OPTIMIZERS - {"Adagrad"}
 """Own optimizers that are always fused. Source: runtime/engine.py, _configure_basic_optimizer."""
 _TORCH_FUSED = {"Adagrad", "SGD"}
 """Optimizers from torch.optim that have the argument `fused`."""
@@ -85,20 +81,22 @@ def to_deepspeed(found: Wanted) -> Export:
         _TOTAL: found["micro_batch_size"] * found["grad_accum_steps"] * found.processes,
         **carried(found, DEEPSPEED),
     }
-    taken = ["world_size"]  # train_batch_size carries it
+    own: dict[str, Any] = {}
     if found.optimizer in OPTIMIZERS:
-        flat |= {"optimizer.type": found.optimizer, _LR: found["lr"]}
-        taken.append("lr")
+        flat["optimizer.type"] = found.optimizer
+        own["lr"] = found["lr"]
     if found["fused"] and found.optimizer in _TORCH_FUSED:
-        flat[_FUSED] = True
-    if found["fused"] and found.optimizer in _TORCH_FUSED | _OWN_FUSED:
-        taken.append("fused")
+        own["fused"] = True
     if found.is_ddp and found["ddp.bucket_cap_mb"] is not None:
-        flat[_BUCKET] = max(1, round(found["ddp.bucket_cap_mb"] * _MIB / _element_bytes(flat)))
-        taken.append("ddp.bucket_cap_mb")
+        elements = round(found["ddp.bucket_cap_mb"] * _MIB / _element_bytes(flat))
+        own["ddp.bucket_cap_mb"] = max(1, elements)
     if found.is_ddp and found["ddp.comm_hook"] in _COMMUNICATED:
-        flat[_HOOK] = found["ddp.comm_hook"]
-        taken.append("ddp.comm_hook")
+        own["ddp.comm_hook"] = found["ddp.comm_hook"]
+    flat |= {DEEPSPEED.only_read[setting]: value for setting, value in own.items()}
+    # train_batch_size carries the processes.
+    taken = ["world_size", *own]
+    if found.optimizer in _OWN_FUSED:
+        taken.append("fused")
     settings = nested(flat)
     return export(
         found,
