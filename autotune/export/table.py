@@ -124,9 +124,6 @@ DDP_ARGUMENTS = frozenset(setting.name for setting in SETTINGS if setting.is_of_
 """Settings that are keyword arguments of DistributedDataParallel."""
 _ALWAYS = frozenset({"micro_batch_size", "lr"})
 """Settings without a default of torch, which are reported wherever a target can't take them."""
-_MEAN = "{value} is no size of a batch, but what one of max_tokens={budget} holds on average"
-_OF_DDP = "DistributedDataParallel takes it: {name}={value!r}"
-_OF_THE_LOADER = "your DataLoader takes it: {name}={value!r}"
 _ELSEWHERE = "your own loop takes it: {name}={value!r}"
 _PRECISIONS_IN_YOUR_CODE = {
     "tf32": 'in your script: torch.set_float32_matmul_precision("high")',
@@ -267,7 +264,7 @@ def _reason(found: Wanted, table: Table, name: str) -> str:
     known = table.names.get(name)
     setting = BY_NAME.get(name)
     if name == "micro_batch_size" and found.has_budget:
-        return _MEAN.format(value=value, budget=found["max_tokens"])
+        return f"{value} is no size of a batch, but what one of max_tokens={found['max_tokens']} holds on average"
     if name == "amp_dtype" and value in table.precisions:
         return f"{table.title} trains in {value} on no CPU; float32 is written"
     if known is not None and known.is_whole:
@@ -291,8 +288,10 @@ def _reason_of(setting: Setting, table: Table) -> str:
     if setting.elsewhere is not None:
         return setting.elsewhere
     if setting.is_of_ddp:
-        return _OF_DDP
-    return _OF_THE_LOADER if setting.is_loader_argument else _ELSEWHERE
+        return "DistributedDataParallel takes it: {name}={value!r}"
+    if setting.is_loader_argument:
+        return "your DataLoader takes it: {name}={value!r}"
+    return _ELSEWHERE
 
 
 # Reading by a table
@@ -303,7 +302,6 @@ _WORDS = {"yes": True, "on": True, "true": True, "no": False, "off": False, "fal
 
 FUSED_ADAMW = "adamw_torch_fused"
 """The fused optimizer, by transformers' name. Source: transformers/training_args.py, OptimizerNames."""
-_AUTO = "auto is decided when training starts; set baseline.{}"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -324,7 +322,7 @@ class Reading:
     def take(self, setting: str, name: str, value: object) -> None:
         """Set a setting to a value from the file, or note that the file leaves it to the framework."""
         if value == "auto":
-            self.unread[name] = _AUTO.format(setting)
+            self.unread[name] = f"auto is decided when training starts; set baseline.{setting}"
         else:
             self.baseline[setting] = value
             self.origins[setting] = name

@@ -79,7 +79,12 @@ def validated(
     try:
         return TypeAdapter(model_type).validate_python(data, context=context), []
     except ValidationError as error:
-        found = [_problem(detail, model_type, data) for detail in error.errors(include_url=False)]
+        found = []
+        for detail in error.errors(include_url=False):
+            path = detail["loc"]
+            if detail["type"] not in {"missing", *_UNKNOWN_KEY}:
+                path = _existing(path, data)
+            found.append(Problem(path=path, text=_sentence(detail, model_type)))
         return None, list(dict.fromkeys(found))
 
 
@@ -87,13 +92,6 @@ def _must_be_given(fields: Mapping[str, FieldInfo], name: str) -> str:
     """Return the message for a missing key, with its description."""
     description = fields[name].description if name in fields else None
     return "must be given" + (f": {description}" if description else "")
-
-
-def _problem(detail: ErrorDetails, model_type: type, data: object) -> Problem:
-    path = detail["loc"]
-    if detail["type"] not in {"missing", *_UNKNOWN_KEY}:
-        path = _existing(path, data)
-    return Problem(path=path, text=_sentence(detail, model_type))
 
 
 def _existing(loc: KeyPath, data: Any) -> KeyPath:
@@ -415,5 +413,6 @@ def _is_dotted(text: str) -> bool:
 
 
 def _reading_order(problem: Problem) -> tuple[bool, int, int]:
-    place = problem.place
-    return (True, 0, 0) if place is None or not place.line else (False, place.line, place.column)
+    """Return the position in the file; overrides, which have no line, come last."""
+    place = problem.place or Place(source="")
+    return (not place.line, place.line, place.column)
