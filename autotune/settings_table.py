@@ -251,6 +251,7 @@ SETTINGS = (
         reasons={
             "accelerate": "Accelerator(gradient_accumulation_steps={value}) and `with accelerator.accumulate(model)` "
             "in your script, or ACCELERATE_GRADIENT_ACCUMULATION_STEPS={value} in the environment",
+            "composer": "give a DataSpec with a split_batch of your own, for {value} parts of a batch by tokens",
             "ultralytics": "it is nbs / batch, which a token budget does not say; set both",
         },
     ),
@@ -552,6 +553,8 @@ SETTINGS = (
         ),
         elsewhere="start {value} processes: torchrun --nproc-per-node {value}",
         reasons={
+            "accelerate": "accelerate launch starts one process on a CPU, unless mpirun_config has a hostfile; start "
+            "{value} by ACCELERATE_USE_CPU=true torchrun --nproc-per-node {value}, with ACCELERATE_MIXED_PRECISION",
             "deepspeed": "start {value} processes: deepspeed --num_gpus {value}",
             "axolotl": "start {value} processes: axolotl train ... --launcher torchrun -- --nproc_per_node={value}",
             "ultralytics": "it trains in one process on a CPU",

@@ -163,7 +163,7 @@ def load(path: str | Path) -> TrainingConfig:
     """Read the settings that a search recommends.
 
     Args:
-        path: A recommended.yaml.
+        path: A recommended.yaml, or the run folder that has it.
 
     Warns:
         UserWarning: They were found on a different machine: another processor or NVIDIA GPU, driver,
@@ -173,8 +173,9 @@ def load(path: str | Path) -> TrainingConfig:
         ConfigError: The file can't be read, is no recommended.yaml, or was changed to what breaks a
             rule.
     """
+    path = recommended_of(Path(path))
     config = read_recommended(path)
-    there = read_machine(Path(path))
+    there = read_machine(path)
     differing = differing_fields(there, _told_here(there))
     if differing:
         warnings.warn(str(found_elsewhere(str(path), differing)), stacklevel=2)

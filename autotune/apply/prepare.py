@@ -585,7 +585,15 @@ def _bind(config: TrainingConfig, binding: str, device: torch.device) -> None:
 def arranged(
     config: TrainingConfig, model: nn.Module, device: torch.device, *, is_trial: bool = False
 ) -> nn.Module:
-    """Implement TrainingConfig.arrange."""
+    """Return the model moved, wrapped and compiled; no state of the process changes.
+
+    Args:
+        config: The settings.
+        model: The model, neither compiled nor wrapped.
+        device: The device to move it to.
+        is_trial: Start powersgd's compression at the third step, as a trial ends before torch
+            would start it.
+    """
     model = model.to(device)
     if config.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload] # torch's stubs lack the keyword alone

@@ -24,6 +24,8 @@ from pydantic import (
     ConfigDict,
     Field,
     SkipValidation,
+    StrictBool,
+    StrictInt,
     TypeAdapter,
     ValidationError,
     ValidationInfo,
@@ -46,8 +48,6 @@ from autotune.settings_table import DDP_PREFIX
 READ_PART = "read_part"
 """Key in the validation context of the function that reads a part of the workload from text."""
 
-WITH_A_COMMAND = "workload.command excludes all other fields: its script decides the rest"
-
 StartMethod = Literal["fork", "spawn", "forkserver"]
 
 
@@ -66,33 +66,23 @@ def _read_part(value: object, info: ValidationInfo) -> object:
 
 
 _Part = Annotated[Any, AfterValidator(_read_part), WithJsonSchema({"type": "string"})]  # as in YAML
-_Flag = Annotated[bool, Field(strict=True)]
 
 
-def _read_command(value: object) -> object:
-    return None if value is None else command_words(value)
-
-
-def _check_command(command: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    if command is None:
+def _read_command(value: object) -> tuple[str, ...] | None:
+    if value is None:
         return None
+    command = command_words(value)
     fault = command_fault(command)
     if fault is not None:
         raise ValueError(fault)
     return command
 
 
-_Command = Annotated[
-    tuple[str, ...] | None, BeforeValidator(_read_command), AfterValidator(_check_command)
-]
+_INPUT = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+"""Errors quote the docstrings of fields."""
 
 
-@validated_dataclass(
-    frozen=True,
-    slots=True,
-    kw_only=True,
-    config=ConfigDict(extra="forbid", use_attribute_docstrings=True),
-)
+@validated_dataclass(frozen=True, slots=True, kw_only=True, config=_INPUT)
 class Workload:
     """A training job: a model and a dataset, or the command of a training script.
 
@@ -106,7 +96,7 @@ class Workload:
     dataset: _Part = None
     """a Dataset or a DataLoader, or a function without arguments that returns one (in YAML:
     "train.py:make_dataset")"""
-    command: _Command = None
+    command: Annotated[tuple[str, ...] | None, BeforeValidator(_read_command)] = None
     """the command of a training script, instead of everything else here: [python, train.py, --lr,
     "{lr}"], or one string that is split as in a shell; a placeholder stands for a setting that the
     script takes as an argument"""
@@ -127,9 +117,9 @@ class Workload:
     `baseline.max_tokens`."""
     worker_init_fn: _Part = None
     """worker_init_fn(worker_id), called in each loader worker when it starts."""
-    shuffle: _Flag = True
+    shuffle: StrictBool = True
     """Load the items in a new random order each epoch. A DataLoader keeps its own order."""
-    drop_last: _Flag = True
+    drop_last: StrictBool = True
     """Leave out the last batch of an epoch if it is smaller. A DataLoader keeps its own setting."""
     multiprocessing_context: StartMethod | None = None
     """Start method of loader workers; None: Python's default."""
@@ -140,7 +130,8 @@ class Workload:
         idle += [name for name in _SWITCHES if not getattr(self, name)]
         if self.command is not None and idle:
             raise ValueError(
-                f"{WITH_A_COMMAND}, but got {', '.join(idle)}; leave out what you don't need"
+                "workload.command excludes all other fields, since its script decides the rest, "
+                f"but got {', '.join(idle)}; leave out what you don't need"
             )
         fault = conflict_with_tf_data(self) if isinstance(self.dataset, TfData) else None
         if fault is not None:
@@ -170,9 +161,8 @@ def conflict_with_tf_data(workload: Workload) -> str | None:
     if not idle:
         return None
     return (
-        "a tf.data pipeline itself says how its elements are drawn, batched and loaded, but got "
-        f"{', '.join(idle)} beside it; leave that out, and do it in the function that TfData "
-        f"builds it by"
+        "a tf.data pipeline itself draws, batches and loads its elements, but got "
+        f"{', '.join(idle)} next to it; leave that out, and do it in the function that TfData calls"
     )
 
 
@@ -343,8 +333,6 @@ SettingValue = bool | int | float | str | None
 class Choices(FrozenModel):
     """A list of values to choose from; one value fixes the setting."""
 
-    model_config = ConfigDict(use_attribute_docstrings=True)  # errors quote the docstrings
-
     values: tuple[SettingValue, ...] = Field(min_length=1)
     """Each at most once."""
 
@@ -361,13 +349,11 @@ class Choices(FrozenModel):
 class IntRange(FrozenModel):
     """Whole numbers from low to high, both included; log: tried evenly on a logarithmic scale."""
 
-    model_config = ConfigDict(use_attribute_docstrings=True)  # errors quote the docstrings
-
-    low: Annotated[int, Field(strict=True)]
+    low: StrictInt
     """The smallest value."""
-    high: Annotated[int, Field(strict=True)]
+    high: StrictInt
     """The largest value."""
-    log: Annotated[bool, Field(strict=True)] = False
+    log: StrictBool = False
     """Small values are tried as densely as large ones, by their logarithms."""
 
     def __contains__(self, value: object) -> bool:
@@ -399,36 +385,34 @@ def _parse_domain(model: type[BaseModel], value: object, info: ValidationInfo) -
     values = value if isinstance(value, Choices | list | tuple | range) else (value,)
     if not values:
         raise ValueError("a list of choices must have at least one value, but got []")
-    return Choices(values=tuple(dict.fromkeys(_checked(model, name, choice) for choice in values)))
+    return Choices(
+        values=tuple(dict.fromkeys(_checked_value(model, name, choice) for choice in values))
+    )
 
 
 def _parse_range(model: type[BaseModel], name: str, value: Mapping[Any, Any]) -> IntRange:
-    try:
-        domain = IntRange.model_validate(dict(value))
-    except ValidationError as error:
-        detail = "; ".join(
-            f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()
-        )
-        rule = "a range is {low: int, high: int[, log: bool]}"
-        raise ValueError(f"{rule}, but got {dict(value)!r} ({detail})") from None
+    domain: IntRange = _checked(IntRange, dict(value), "a range {low: int, high: int[, log: bool]}")
     if domain.low > domain.high:
         raise ValueError(f"`low <= high` must hold, but got (low={domain.low}, high={domain.high})")
     if domain.log and domain.low < 1:
         raise ValueError(f"a logarithmic range must start at 1 or more, but got low={domain.low}")
     for end in (domain.low, domain.high):
-        _checked(model, name, end)
+        _checked_value(model, name, end)
     return domain
 
 
-def _checked(model: type[BaseModel], name: str, value: object) -> Any:
+def _checked_value(model: type[BaseModel], name: str, value: object) -> Any:
     info = model.model_fields[name]
-    annotation: Any = Annotated[info.annotation, info]
+    return _checked(Annotated[info.annotation, info], value, f"a value of {name}")
+
+
+def _checked(kind: Any, value: object, what: str) -> Any:
     try:
-        return TypeAdapter(annotation).validate_python(value)
+        return TypeAdapter(kind).validate_python(value)
     except ValidationError as error:
-        raise ValueError(
-            f"{value!r} can't be a value of {name}: {error.errors()[0]['msg']}"
-        ) from None
+        first = error.errors()[0]
+        reason = ": ".join([*map(str, first["loc"]), first["msg"].replace("Input should", "must")])
+        raise ValueError(f"{value!r} can't be {what}: {reason}") from None
 
 
 _Setting = Annotated[Domain | None, BeforeValidator(partial(_parse_domain, TrainingConfig))]
@@ -492,25 +476,14 @@ LrRule = Literal["auto", "linear", "sqrt", "none"]
 _BYTE_SIZE: TypeAdapter[int] = TypeAdapter(ByteSize)
 
 
-def _parse_memory_limit(value: object) -> int | float:
+def _parse_size(value: object) -> int | float:
+    """Return a fraction of the device's memory, at most 1, or bytes as an int."""
     number = _number_of(value)
-    if 0 < number <= 1:
+    if 0 <= number <= 1:
         return number
     if 1 < number < inf and number == int(number):
         return int(number)
-    rule = (
-        'memory_limit must be bytes, a size such as "20GiB", or a fraction of the device in (0, 1]'
-    )
-    raise ValueError(f"{rule}, but got {value!r}")
-
-
-def _parse_reserve(value: object) -> int | float:
-    number = _number_of(value)
-    if 0 < number < 1:
-        return number
-    if 0 <= number < inf and number == int(number) != 1:
-        return int(number)
-    rule = 'reserve must be 0, bytes, a size such as "4GiB", or a fraction of the device in (0, 1)'
+    rule = 'must be bytes, a size such as "20GiB", or a fraction of the device of at most 1'
     raise ValueError(f"{rule}, but got {value!r}")
 
 
@@ -518,7 +491,7 @@ def _number_of(value: object) -> float:
     """Return a number, also from text, or the bytes of a size such as "4GiB"; NaN for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return nan
-    with suppress(ValueError):
+    with suppress(ValueError, OverflowError):
         return float(value)
     with suppress(ValidationError):
         size = _BYTE_SIZE.validate_python(value)
@@ -526,27 +499,19 @@ def _number_of(value: object) -> float:
     return nan
 
 
-_SIZE_SCHEMA = WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string"}]})
-MemoryLimit = Annotated[
+_Size = Annotated[
     int | float,
-    BeforeValidator(_parse_memory_limit),
-    _SIZE_SCHEMA,
+    BeforeValidator(_parse_size),
+    WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string"}]}),
 ]
-"""A fraction of the device's memory if at most 1, else bytes."""
-MemoryReserve = Annotated[
-    int | float,
-    BeforeValidator(_parse_reserve),
-    _SIZE_SCHEMA,
-]
-"""A fraction of the device's memory if below 1, else bytes."""
 
 
 class Objective(FrozenModel):
     """The goal of a search: throughput within a memory limit, and rules for the global batch."""
 
-    memory_limit: MemoryLimit = 0.9
+    memory_limit: Annotated[_Size, Field(gt=0)] = 0.9
     """Memory limit: bytes, a size such as "20GiB", or a fraction of the device's memory."""
-    reserve: MemoryReserve = 0
+    reserve: _Size = 0
     """Part of the limit that trials leave free, for validation, checkpoints and the like: bytes, a
     size such as "4GiB", or a fraction of the device's memory."""
     busy_weight: Annotated[float, Field(ge=0, le=1)] = 0.02
@@ -614,25 +579,12 @@ class Budget(FrozenModel):
 Method = Literal["model", "tpe", "gp", "random", "grid"]
 
 
-def checked_path(value: object, what: str) -> str | Path:
-    """Return a value that is a valid path.
-
-    Args:
-        value: The user's value.
-        what: Description of the path for the message.
-
-    Raises:
-        ValueError: It is not a valid path.
-    """
-    if not isinstance(value, str | Path) or value == "" or "\0" in str(value):
-        raise ValueError(f"must be {what}, but got {value!r}")
-    return value
-
-
-def _check_source(value: object) -> object:
+def _check_path(value: object) -> object:
     if value is None:
         return None
-    return checked_path(value, "the path of a run folder or of a recommended.yaml")
+    if not isinstance(value, str | Path) or value == "" or "\0" in str(value):
+        raise ValueError(f"must be a path, but got {value!r}")
+    return value
 
 
 class SearchOptions(FrozenModel):
@@ -643,7 +595,7 @@ class SearchOptions(FrozenModel):
     it does not explain the measurements; slow trials are stopped early. tpe, gp, random: Optuna's
     sampler of that name, tpe and gp after an expert's guesses. grid: every combination, in random
     order, 20,000 at most. With all but model, each trial is measured to its end."""
-    warm_start: Annotated[Path | None, BeforeValidator(_check_source)] = None
+    warm_start: Annotated[Path | None, BeforeValidator(_check_path)] = None
     """A run folder or a recommended.yaml of the same workload on another machine, or of a similar
     workload: its winner is tried right after the baseline."""
 
@@ -674,14 +626,7 @@ class Executor(FrozenModel):
     @model_validator(mode="before")
     @classmethod
     def _take_text_as_kind(cls, value: object) -> object:
-        if isinstance(value, str):
-            return {"kind": value}
-        if isinstance(value, Mapping | Executor):
-            return value
-        raise ValueError(
-            f"must be local, ray, or a mapping of kind, address and ranks, but got "
-            f"{short_repr(value)}"
-        )
+        return {"kind": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -689,8 +634,7 @@ class Executor(FrozenModel):
         idle = [f"{name}={value!r}" for name, value in given.items()]
         if self.kind == "local" and idle:
             raise ValueError(
-                "address and ranks say how to use a Ray cluster, and have no effect on this "
-                "machine alone, but got "
+                "address and ranks have an effect only with kind: ray, but got "
                 f"kind='local' with {' and '.join(idle)}; set kind: ray, or leave them out"
             )
         return self
@@ -738,12 +682,12 @@ def _check_device(value: str, info: ValidationInfo) -> str:
     return value
 
 
-def _check_run_dir(value: object) -> object:
+def _expand_home(path: Path | None) -> Path | None:
     try:
-        return None if value is None else Path(checked_path(value, "a folder's path")).expanduser()
+        return None if path is None else path.expanduser()
     except RuntimeError:
         raise ValueError(
-            f"'~' must stand for a known home folder, but got {value!r}; write the path out"
+            f"'~' must stand for a known home folder, but got {str(path)!r}; write the path out"
         ) from None
 
 
@@ -756,12 +700,7 @@ class ReadOver(NamedTuple):
     """Class of the optimizer that `fused` belongs to; None: not known."""
 
 
-@validated_dataclass(
-    frozen=True,
-    slots=True,
-    kw_only=True,
-    config=ConfigDict(extra="forbid", use_attribute_docstrings=True),
-)
+@validated_dataclass(frozen=True, slots=True, kw_only=True, config=_INPUT)
 class Plan:
     """A complete request for a search or a diagnosis."""
 
@@ -778,18 +717,17 @@ class Plan:
     executor: Executor = Field(default_factory=Executor)
     device: Annotated[str, Field(strict=True), AfterValidator(_check_device)] = "auto"
     """torch's name for the device; "auto": the accelerator if there is one, else the CPU."""
-    run_dir: Annotated[Path | None, BeforeValidator(_check_run_dir)] = None
+    run_dir: Annotated[Path | None, BeforeValidator(_check_path), AfterValidator(_expand_home)] = (
+        None
+    )
     """Run folder. None: a new folder in ./runs."""
     notes: Annotated[tuple[Note, ...], Field(exclude=True)] = ()  # no key of the YAML file
     """Notes on parts of the caller's objects that could not be taken over."""
     read_over: Annotated[Mapping[str, ReadOver], Field(exclude=True)] = Field(default_factory=dict)
     """Settings of the baseline that come from a framework's file, so the user may never have chosen
     them; no key of the YAML file."""
-    policy: Annotated[Policy, SkipValidation, Field(exclude=True)] = (
-        POLICY  # no key of the YAML file
-    )
-    """Thresholds of the search; tests and benchmarks vary them."""
-    seed: Annotated[int, Field(strict=True, ge=0, lt=2**32)] = (
-        0  # numpy.random.seed takes no larger one
-    )
+    policy: Annotated[Policy, SkipValidation, Field(exclude=True)] = POLICY
+    """Thresholds of the search; tests and benchmarks vary them. No key of the YAML file."""
+    # numpy.random.seed takes no larger one.
+    seed: Annotated[int, Field(strict=True, ge=0, lt=2**32)] = 0
     """Seed of the search and of every trial."""

@@ -44,22 +44,14 @@ class TfData:
     build: Callable[[int, int | None], Any]
 
     def __post_init__(self) -> None:
-        if not callable(self.build):
-            raise ConfigError(
-                "TfData takes a function build(batch_size, num_parallel_calls) that returns a "
-                "tf.data.Dataset, but got "
-                f"{type(self.build).__module__}.{type(self.build).__qualname__}; pass the function "
-                f"that makes it"
-            )
         try:
             signature(self.build).bind(1, None)
         except TypeError as error:
             raise ConfigError(
-                "TfData's build must take (batch_size, num_parallel_calls), but "
-                f"{getattr(self.build, '__qualname__', self.build)} does not ({error})"
+                "TfData's build must be a function of (batch_size, num_parallel_calls) that returns "
+                f"a tf.data.Dataset, but got {type(self.build).__qualname__} ({error})"
             ) from error
-        if find_spec("tensorflow") is None:
-            raise _not_installed()
+        _require_tensorflow()
 
     def loader(self, config: TrainingConfig) -> TfLoader:
         """Return the loader that trials use, for your own loop: batches of torch tensors per epoch.
@@ -83,9 +75,8 @@ class TfData:
         _import_tensorflow()
         size = max(2, batch_size)
         samples, batches = (int(self.build(of, None).cardinality()) for of in (1, size))
-        is_of_samples = (
-            samples // size <= batches <= ceil(samples / size)
-        )  # the last batch may be dropped
+        # The last batch may be dropped.
+        is_of_samples = samples // size <= batches <= ceil(samples / size)
         return samples if samples >= 0 and is_of_samples else None
 
 
@@ -147,9 +138,8 @@ class TfLoader:
         return 0 if self.prefetch_factor is None else self.prefetch_factor + self.num_workers
 
     def _counted(self, *element: Any) -> Any:
-        whole = (
-            element if self._is_tuple else element[0]
-        )  # map takes a tuple apart, also one of one part
+        # map takes a tuple apart, also one of one part.
+        whole = element if self._is_tuple else element[0]
         with self._tf.control_dependencies([self._made.assign_add(1)]):
             return self._tf.nest.map_structure(self._tf.identity, whole)
 
@@ -183,16 +173,13 @@ class TfBatches:
     def _as_torch(self, tensor: Any) -> Any:
         import torch.utils.dlpack
 
-        if (
-            tensor.dtype == self._tf.string
-        ):  # DLPack has no texts, and TensorFlow would abort the process
+        # DLPack has no texts, and TensorFlow would abort the process.
+        if tensor.dtype == self._tf.string:
             return tensor.numpy().tolist()
         shared = torch.utils.dlpack.from_dlpack(self._tf.experimental.dlpack.to_dlpack(tensor))
-        return (
-            shared.pin_memory()
-            if self._loader.pin_memory and torch.accelerator.is_available()
-            else shared
-        )
+        if self._loader.pin_memory and torch.accelerator.is_available():
+            return shared.pin_memory()
+        return shared
 
 
 def _options(tf: Any, pipeline: Any, threads: int | None, *, in_order: bool) -> Any:
@@ -241,10 +228,13 @@ def _check(tf: Any, pipeline: Any, batch_size: int) -> None:
 
 def _first_sizes(specs: list[Any]) -> list[int | None]:
     """Return the first dimension of each tensor; None if it varies, 0 if there is none."""
-    return [
-        None if spec.shape.rank is None else spec.shape[0] if spec.shape.rank else 0
-        for spec in specs
-    ]
+    sizes: list[int | None] = []
+    for spec in specs:
+        if spec.shape.rank is None:
+            sizes.append(None)
+        else:
+            sizes.append(spec.shape[0] if spec.shape.rank else 0)
+    return sizes
 
 
 def _batch_tensor(tf: Any, pipeline: Any, batch_size: int) -> int:
@@ -274,8 +264,7 @@ def _import_tensorflow() -> Any:
     Raises:
         ConfigError: It is not installed, or uses the GPU already.
     """
-    if find_spec("tensorflow") is None:
-        raise _not_installed()
+    _require_tensorflow()
     import tensorflow as tf
 
     try:
@@ -290,8 +279,8 @@ def _import_tensorflow() -> Any:
     return tf
 
 
-def _not_installed() -> ConfigError:
-    return ConfigError(
-        "TfData needs the package tensorflow, which is not installed in this environment; pip "
-        "install tensorflow-cpu"
-    )
+def _require_tensorflow() -> None:
+    if find_spec("tensorflow") is None:
+        raise ConfigError(
+            "TfData needs the package tensorflow, which is not installed here; pip install tensorflow-cpu"
+        )

@@ -7,12 +7,12 @@ them torch, when they are called.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field, StrictBool, model_validator
 
 from autotune.frozen import FrozenModel
 from autotune.settings_table import BY_NAME, DDP_PREFIX, SETTINGS
@@ -31,7 +31,6 @@ TORCH_BUCKET_CAP_MB = 25.0
 TORCH_FIRST_BUCKET_MB = 1.0
 """Default size of its first bucket, in MiB: torch.distributed._DEFAULT_FIRST_BUCKET_BYTES."""
 
-_Flag = Annotated[bool, Field(strict=True)]
 _Megabytes = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -42,13 +41,13 @@ class DdpConfig(FrozenModel):
     """Size of a gradient bucket in MiB. None: torch's default (25)."""
     first_bucket_mb: _Megabytes | None = None
     """Size of the first bucket in MiB. None: torch's default (1, or bucket_cap_mb if given)."""
-    gradient_as_bucket_view: _Flag = False
+    gradient_as_bucket_view: StrictBool = False
     """Make gradients views into the buckets, which saves about their size in memory."""
-    static_graph: _Flag = False
+    static_graph: StrictBool = False
     """Promise that every iteration uses the same graph."""
-    find_unused_parameters: _Flag = False
+    find_unused_parameters: StrictBool = False
     """Search for parameters without a gradient in each iteration."""
-    broadcast_buffers: _Flag = True
+    broadcast_buffers: StrictBool = True
     """Send rank 0's buffers to the other ranks before each forward pass."""
     comm_hook: Literal["fp16", "bf16", "powersgd"] | None = None
     """Compression of the gradients that ranks exchange."""
@@ -65,57 +64,40 @@ NEUTRAL_WITHOUT_WORKERS = {
 _NEEDED = {"num_workers": "loader workers", "compile": "compile: true"}
 
 
-def needs_contradiction(settings: Mapping[str, object]) -> str | None:
-    """Return why a setting lacks another one that it needs, or None.
-
-    Args:
-        settings: All fields of a TrainingConfig, by name.
-    """
-    for setting in SETTINGS:
-        name = setting.name
-        needs = setting.needs
-        if needs is not None and not settings[needs] and settings[name] != setting.neutral:
-            return (
-                f"{name} needs {_NEEDED[needs]}, but got {needs}={settings[needs]} and "
-                f"{name}={settings[name]!r}; "
-                f"leave {name} out or set {needs}"
-            )
-    return None
-
-
-def strategy_contradiction(settings: Mapping[str, Any]) -> str | None:
-    """Return why the strategy contradicts another setting, or None.
+def _contradictions(config: TrainingConfig) -> Iterator[str]:
+    """Yield why settings contradict each other.
 
     Source on compiling under DataParallel: torch compiles the frames of the thread that entered
     the compiled module (set_eval_frame, torch/csrc/dynamo/eval_frame.c), but replicas run in other
     threads (torch/nn/parallel/parallel_apply.py); "it falls back to the non-compile speed",
     pytorch/pytorch#94636. A module that is compiled before it is replicated uses the first device's
     weights on all: its forward is bound to it (Module._replicate_for_data_parallel).
-
-    Args:
-        settings: All fields of a TrainingConfig, by name.
     """
-    strategy = settings["strategy"]
-    world_size = settings["world_size"]
-    grad_accum_steps = settings["grad_accum_steps"]
-    ddp: DdpConfig | None = settings["ddp"]
-    if strategy == "single" and world_size != 1:
-        return f"strategy 'single' has one rank, but got world_size={world_size}; set strategy: ddp"
-    if strategy != "ddp" and ddp is not None:
-        return f"ddp settings need strategy 'ddp', but got strategy {strategy!r}; leave ddp out"
-    if strategy == "dp" and world_size > 1 and settings["compile"]:
-        return (
-            "compile can't stand with strategy 'dp', whose replicas run in threads of their own, "
-            "where torch "
-            "compiles nothing, but got compile=True; set strategy: ddp, or compile: false"
+    for setting in SETTINGS:
+        needs = setting.needs
+        if needs is None or getattr(config, needs):
+            continue
+        value = getattr(config, setting.name)
+        if value != setting.neutral:
+            seen = f"{needs}={getattr(config, needs)} and {setting.name}={value!r}"
+            yield (
+                f"{setting.name} needs {_NEEDED[needs]}, but got {seen}; "
+                f"leave {setting.name} out or set {needs}"
+            )
+    if config.strategy == "single" and config.world_size != 1:
+        yield f"strategy 'single' has one rank, but got world_size={config.world_size}; set strategy: ddp"
+    if config.strategy != "ddp" and config.ddp is not None:
+        yield f"ddp settings need strategy 'ddp', but got strategy {config.strategy!r}; leave ddp out"
+    if config.strategy == "dp" and config.world_size > 1 and config.compile:
+        yield (
+            "compile can't be combined with strategy 'dp', in whose threads torch compiles nothing, "
+            "but got compile=True; set strategy: ddp, or compile: false"
         )
-    if ddp is not None and ddp.static_graph and grad_accum_steps > 1:
-        return (
-            "ddp.static_graph can't stand with gradient accumulation (torch ends in an internal "
-            "assert), but got "
-            f"grad_accum_steps={grad_accum_steps}; set static_graph: false"
+    if config.ddp is not None and config.ddp.static_graph and config.grad_accum_steps > 1:
+        yield (
+            "ddp.static_graph can't be combined with gradient accumulation (torch ends in an internal "
+            f"assert), but got grad_accum_steps={config.grad_accum_steps}; set static_graph: false"
         )
-    return None
 
 
 AmpDtype = Literal["float32", "tf32", "bfloat16", "float16"]
@@ -168,11 +150,11 @@ class TrainingConfig(FrozenModel):
     prefetch_factor: _Count | None = None
     """Batches that each worker loads in advance; None: torch's default (2), and the only value
     without workers."""
-    persistent_workers: _Flag = False
+    persistent_workers: StrictBool = False
     """Keep the workers between epochs."""
-    pin_memory: _Flag = False
+    pin_memory: StrictBool = False
     """Load into page-locked memory, and copy to the device with non_blocking=True."""
-    in_order: _Flag = True
+    in_order: StrictBool = True
     """Return batches in the sampler's order. False: as workers finish them, so that a slow one
     delays no other; two runs with one seed then differ."""
     multiprocessing_context: Literal["fork", "forkserver", "spawn"] | None = None
@@ -182,16 +164,16 @@ class TrainingConfig(FrozenModel):
     """Threads per operation in each loader worker, for torch, OpenCV, BLAS and OpenMP; None: their
     defaults, one for torch and one per core for the others. In forked workers torch always has
     one."""
-    channels_last: _Flag = False
+    channels_last: StrictBool = False
     """Keep 4-D tensors of model and batch in channels-last memory format."""
-    compile: _Flag = False
+    compile: StrictBool = False
     """Compile the model with torch.compile."""
     compile_mode: CompileMode = "default"
     """Mode of torch.compile; reduce-overhead records CUDA graphs."""
-    cudnn_benchmark: _Flag = False
+    cudnn_benchmark: StrictBool = False
     """Let cuDNN time its algorithms for each new shape and use the fastest
     (torch.backends.cudnn.benchmark)."""
-    fused: _Flag = False
+    fused: StrictBool = False
     """Use the optimizer's fused implementation: one kernel for the whole step."""
     intra_op_threads: _Count | None = None
     """CPU threads per operation (torch.set_num_threads); None: torch's default."""
@@ -207,9 +189,7 @@ class TrainingConfig(FrozenModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        settings = dict(self)
-        reason = needs_contradiction(settings) or strategy_contradiction(settings)
-        if reason is not None:
+        for reason in _contradictions(self):
             raise ValueError(reason)
         return self
 
@@ -329,21 +309,6 @@ class TrainingConfig(FrozenModel):
         from autotune.apply.prepare import prepared
 
         return prepared(self, model, device)
-
-    def arrange(
-        self, model: nn.Module, device: torch.device, *, is_trial: bool = False
-    ) -> nn.Module:
-        """Move, wrap and compile the model: the part of `prepare` that changes no process state.
-
-        Args:
-            model: As in `prepare`.
-            device: The device to move it to.
-            is_trial: Start powersgd's compression at the third step, as a trial ends before torch
-                would start it.
-        """
-        from autotune.apply.prepare import arranged
-
-        return arranged(self, model, device, is_trial=is_trial)
 
     def to_device(self, batch: Any, device: str | torch.device | None = None) -> Any:
         """Return a batch on the device, in this memory format; copies from pinned memory don't block.

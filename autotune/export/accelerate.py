@@ -8,21 +8,21 @@ accelerate/commands/config/config_args.py and utils/dataclasses.py, 1.15.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from textwrap import indent
 from typing import Any
 
 from autotune.export.table import (
     Code,
-    Differing,
+    Defaults,
     Export,
     Reading,
     Table,
-    Unread,
     Wanted,
     as_call,
     as_comment,
     as_yaml,
     carried,
-    dropped,
+    export,
     file_value,
     is_off,
     loader_call,
@@ -65,17 +65,6 @@ ACCELERATE = Table(
     ),
 )
 _HOOKS = {"fp16": "FP16", "bf16": "BF16", "powersgd": "POWER_SGD"}
-_GROUPS = {
-    "MULTI_GPU",
-    "MULTI_CPU",
-    "MULTI_XPU",
-    "MULTI_NPU",
-    "MULTI_MLU",
-    "MULTI_HPU",
-    "MULTI_MUSA",
-}
-"""accelerate's names of DistributedDataParallel on each device. Source: DistributedType in its
-utils/dataclasses.py."""
 _OF_DEVICES = {
     "cpu": "MULTI_CPU",
     "xpu": "MULTI_XPU",
@@ -83,13 +72,10 @@ _OF_DEVICES = {
     "mlu": "MULTI_MLU",
     "hpu": "MULTI_HPU",
 }
-_MANY_ON_CPU = (
-    "accelerate launch starts a single process on a CPU, unless mpirun_config has a hostfile; "
-    "start {0} by "
-    "ACCELERATE_USE_CPU=true torchrun --nproc-per-node {0}, with ACCELERATE_MIXED_PRECISION for "
-    "the precision"
-)
-_COMPILED = {"dynamo_backend": "INDUCTOR"}
+"""accelerate's names of DistributedDataParallel by device. Source: DistributedType in its
+utils/dataclasses.py."""
+_PLAIN = {"dynamo_backend": "inductor"}
+"""The compiler's settings that trials have, in small letters."""
 
 
 def to_accelerate(found: Wanted) -> Export:
@@ -107,23 +93,22 @@ def to_accelerate(found: Wanted) -> Export:
         settings["enable_cpu_affinity"] = True
     if found["compile"]:
         mode = {"dynamo_mode": found["compile_mode"]} if "compile_mode" in found.changed else {}
-        settings["dynamo_config"] = {**_COMPILED, **mode}
+        settings["dynamo_config"] = {"dynamo_backend": "INDUCTOR", **mode}
     text = as_yaml(settings) + as_comment(
         ["", "The rest stands in your script:", "", *_lines(found)]
     )
-    on_cpu = {}
-    if is_group and found.device == "cpu":
-        on_cpu["world_size"] = _MANY_ON_CPU.format(found.processes)
-    but = ["world_size", "compile", "compile_mode"]
+    but = ["compile", "compile_mode"]
+    if not is_group or found.device != "cpu":
+        but.append("world_size")
     if _binds(found):
         but.append("numa_binding")
-    lost = dropped(found, ACCELERATE, also=on_cpu, but=but)
-    return Export(
-        target="accelerate",
+    return export(
+        found,
+        ACCELERATE,
         text=text,
         settings=settings,
-        dropped=lost,
-        defaults=(*_defaults(found),),
+        defaults=_defaults(found),
+        but=but,
     )
 
 
@@ -133,40 +118,32 @@ def from_accelerate(given: Mapping[str, Any]) -> Reading:
     is_bound = file_value(plain.pop("enable_cpu_affinity", False), "flag") is True
     kind = plain.pop("distributed_type", None)
     count = plain.pop("num_processes", None)
-    kind = "NO" if is_off(kind) else str(kind)  # `no` without quotes is a flag to YAML 1.1
-    dynamo = plain.pop("dynamo_config", None) or {}
-    found = reading(
-        {**plain, "mixed_precision": _precision(plain)} if "mixed_precision" in plain else plain,
-        ACCELERATE,
-    )
-    baseline = dict(found.baseline)
-    origins = dict(found.origins)
-    unread = list(found.unread)
-    if kind in _GROUPS and count is not None:
-        baseline |= {"world_size": count, "strategy": "ddp"}
-        origins |= {"world_size": "num_processes", "strategy": "distributed_type"}
-    elif kind not in {*_GROUPS, "NO"}:
-        unread.append(
-            Unread(
-                "distributed_type",
-                f"{kind!r} does not run in trials; they take DistributedDataParallel",
-            )
+    dynamo = plain.pop("dynamo_config", None)
+    # `no` without quotes is a flag to YAML 1.1.
+    kind = "NO" if is_off(kind) else str(kind)
+    if "mixed_precision" in plain and is_off(plain["mixed_precision"]):
+        plain["mixed_precision"] = "no"
+    found = reading(plain, ACCELERATE)
+    is_group = kind.startswith("MULTI_")
+    if is_group and count is not None:
+        found.take("world_size", "num_processes", count)
+        found.take("strategy", "distributed_type", "ddp")
+    elif not is_group and kind != "NO":
+        found.unread["distributed_type"] = (
+            f"{kind!r} does not run in trials; they take DistributedDataParallel"
         )
     if is_bound:
-        baseline["numa_binding"] = "node"
-        origins["numa_binding"] = "enable_cpu_affinity"
+        found.take("numa_binding", "enable_cpu_affinity", "node")
     if isinstance(dynamo, Mapping) and not is_off(dynamo.get("dynamo_backend")):
-        baseline["compile"] = True
-        origins["compile"] = "dynamo_config"
+        found.take("compile", "dynamo_config", True)
         mode = str(dynamo.get("dynamo_mode") or "default").lower()
         if mode != "default":
-            baseline["compile_mode"] = mode
-            origins["compile_mode"] = "dynamo_config"
-        unread += [
-            Unread(f"dynamo_config.{name}", "trials compile as torch does by itself")
-            for name in _odd(dynamo)
-        ]
-    return Reading(baseline=baseline, origins=origins, unread=tuple(unread), others=found.others)
+            found.take("compile_mode", "dynamo_config", mode)
+        for name, value in dynamo.items():
+            is_plain = is_off(value) or not value or str(value).lower() == _PLAIN.get(str(name))
+            if name != "dynamo_mode" and not is_plain:
+                found.unread[f"dynamo_config.{name}"] = "trials compile as torch does by itself"
+    return found
 
 
 def _binds(found: Wanted) -> bool:
@@ -198,23 +175,22 @@ def _lines(found: Wanted) -> Iterator[str]:
     if found.is_ddp and (handler := ddp_handler(found)):
         arguments["kwargs_handlers"] = [Code(as_call("DistributedDataParallelKwargs", handler))]
     yield f"accelerator = {as_call('Accelerator', arguments)}"
-    yield f"{loader_note(found['max_tokens'])}:"
-    call = loader_call(found.loader, found["num_workers"], found["worker_threads"])
-    yield "    " + call.replace("\n", "\n    ")
+    yield f"{loader_note(found)}:"
+    yield indent(loader_call(found), "    ")
     if found["channels_last"]:
         yield "model = model.to(memory_format=torch.channels_last)"
     if found["amp_dtype"] == "tf32":
         yield 'torch.set_float32_matmul_precision("high")'
     if found["cudnn_benchmark"]:
         yield "torch.backends.cudnn.benchmark = True"
-    yield f"your optimizer takes {optimizer_note(found['lr'], is_fused=found['fused'])}"
+    yield f"your optimizer takes {optimizer_note(found)}"
 
 
-def _defaults(found: Wanted) -> Iterator[Differing]:
+def _defaults(found: Wanted) -> Defaults:
     if _binds(found):
-        yield Differing("enable_cpu_affinity", "needs nvidia-ml-py, and NVIDIA GPUs")
+        yield "enable_cpu_affinity", "needs nvidia-ml-py, and NVIDIA GPUs"
     if found["pin_memory"]:
-        yield Differing(
+        yield (
             "DataLoaderConfiguration.non_blocking",
             "false: copies from pinned memory block; in trials they did not",
         )
@@ -222,26 +198,9 @@ def _defaults(found: Wanted) -> Iterator[Differing]:
         reason = "true: samples are repeated where ranks don't come out even"
         if found.has_budget:
             reason += "; it is not made for batches of many sizes, as of a token budget"
-        yield Differing("DataLoaderConfiguration.even_batches", reason)
+        yield "DataLoaderConfiguration.even_batches", reason
         if found["intra_op_threads"] is None:
-            yield Differing(
+            yield (
                 "num_cpu_threads_per_process",
                 "1 on GPUs (OMP_NUM_THREADS); in trials the ranks shared all cores",
             )
-
-
-def _precision(given: Mapping[str, Any]) -> object:
-    value = given["mixed_precision"]
-    return "no" if is_off(value) else value
-
-
-def _odd(dynamo: Mapping[str, Any]) -> list[str]:
-    """Return the names of compiler settings, other than the mode, that differ from torch's defaults."""
-    return [
-        str(name)
-        for name, value in dynamo.items()
-        if value
-        and name != "dynamo_mode"
-        and str(value).lower() != {"dynamo_backend": "inductor"}.get(str(name))
-        and file_value(value, "flag") is not False
-    ]

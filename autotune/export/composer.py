@@ -13,13 +13,13 @@ from typing import Any
 from autotune.export.table import (
     IN_LOADER_CALL,
     Code,
-    Differing,
+    Defaults,
     Export,
     Table,
     Wanted,
     as_call,
     carried,
-    dropped,
+    export,
     loader_call,
     loader_note,
     optimizer_note,
@@ -47,12 +47,6 @@ _IN_THE_TEXT = IN_LOADER_CALL | {
 }
 """Settings that the lines around the Trainer carry."""
 
-_UNCUT = (
-    "Composer cuts the batch of an optimizer step by samples, not by tokens; to accumulate {}, "
-    "give a DataSpec with a "
-    "split_batch of your own"
-)
-
 
 def to_composer(found: Wanted) -> Export:
     """Return the lines that make the Trainer, and what it needs around it."""
@@ -62,14 +56,14 @@ def to_composer(found: Wanted) -> Export:
         settings["compile_config"] = {"mode": found["compile_mode"]} if is_mode_given else {}
     if found.device == "cpu":
         settings["device"] = "cpu"
-    steps = found["grad_accum_steps"]
-    uncut = {}
-    if found.has_budget and steps > 1:
-        uncut["grad_accum_steps"] = _UNCUT.format(steps)
-    lost = dropped(found, COMPOSER, also=uncut, but=_IN_THE_TEXT)
-    text = "\n".join(_lines(found, settings)) + "\n"
-    return Export(
-        target="composer", text=text, settings=settings, dropped=lost, defaults=(*_defaults(found),)
+    return export(
+        found,
+        COMPOSER,
+        text="\n".join(_lines(found, settings)) + "\n",
+        settings=settings,
+        defaults=_defaults(found),
+        # Composer splits a batch by samples, not by tokens.
+        but=_IN_THE_TEXT - {"grad_accum_steps"} if found.has_budget else _IN_THE_TEXT,
     )
 
 
@@ -85,14 +79,12 @@ def _lines(found: Wanted, settings: dict[str, Any]) -> Iterator[str]:
         yield f"torch.set_num_threads({found['intra_op_threads']})"
     if found["cudnn_benchmark"]:
         yield "torch.backends.cudnn.benchmark = True"
-    loader = found.loader
+    steps = found["grad_accum_steps"]
     whole = ""
-    if not found.has_budget and found["grad_accum_steps"] > 1:
-        loader["batch_size"] *= found["grad_accum_steps"]
+    if not found.has_budget and steps > 1:
         whole = "  # batch_size: that of a whole optimizer step"
-    yield f"# {loader_note(found['max_tokens'])}:"
-    call = loader_call(loader, found["num_workers"], found["worker_threads"])
-    yield f"loader_arguments = {call}{whole}"
+    yield f"# {loader_note(found)}:"
+    yield f"loader_arguments = {loader_call(found, batches=steps)}{whole}"
     arguments = {
         "model": Code("model"),
         "train_dataloader": Code("loader"),
@@ -101,17 +93,17 @@ def _lines(found: Wanted, settings: dict[str, Any]) -> Iterator[str]:
     }
     if found["channels_last"]:
         arguments["algorithms"] = [Code("ChannelsLast()")]
-    note = optimizer_note(found["lr"], is_fused=found["fused"])
-    yield f"trainer = {as_call('Trainer', arguments)}  # your optimizer takes {note}"
+    yield f"trainer = {as_call('Trainer', arguments)}  # your optimizer takes {optimizer_note(found)}"
 
 
-def _defaults(found: Wanted) -> Iterator[Differing]:
+def _defaults(found: Wanted) -> Defaults:
     if found["grad_accum_steps"] > 1 and not found.has_budget:
-        yield Differing(
+        yield (
             "train_dataloader",
             "loads the batch of a whole optimizer step at once; trials loaded it in parts",
         )
     if found["amp_dtype"] == "float32" and found.device != "cpu":
-        yield Differing(
-            "DeviceGPU.allow_tf32", "true: matrix products take TF32; trials computed in float32"
+        yield (
+            "DeviceGPU.allow_tf32",
+            "true: matrix products take TF32; trials computed in float32",
         )

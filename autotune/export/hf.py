@@ -5,22 +5,22 @@ Source: transformers/training_args.py, trainer.py and trainer_optimizer.py, 5.24
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from autotune.export.table import (
-    ADAM_AS_ITS_OWN,
     CLIPS,
-    Differing,
+    COMMON_UNREAD,
+    Defaults,
     Export,
     Reading,
     Table,
     Wanted,
     as_json,
     carried,
-    dropped,
+    export,
+    optimizer_default,
     reading,
-    with_fused,
 )
 
 HF = Table(
@@ -34,23 +34,17 @@ HF = Table(
     },
     ddp_reason="its Trainer makes DistributedDataParallel; accelerate's DistributedDataParallelKwargs(...) has {name}",
     unread={
+        **COMMON_UNREAD,
         "optim": "trials train with SGD unless you give workload.optimizer",
         "lr_scheduler_type": "trials keep the learning rate as it is",
-        "warmup_steps": "trials keep the learning rate as it is",
-        "warmup_ratio": "trials keep the learning rate as it is",
-        "max_grad_norm": "gradients are clipped only where your own workload.step does",
-        "gradient_checkpointing": "make the model so in workload.model",
         "activation_checkpointing": "make the model so in workload.model",
         "auto_find_batch_size": "autotune looks for the batch size itself",
-        "deepspeed": "DeepSpeed does not run in trials; --from deepspeed reads its file",
-        "fsdp": "FSDP does not run in trials",
         "train_sampling_strategy": "give workload.sampler",
-        "group_by_length": "give workload.sampler",
         "dataloader_drop_last": "workload.drop_last says it",
-        "torch_compile_backend": "trials compile with torch's default backend",
         "use_cpu": "device: cpu says it",
     },
     is_silent_on=frozenset({"output_dir"}),
+    optimizer="optim",
 )
 _ASYNC = {"non_blocking": True}
 _AS_TRIALS_DO = {
@@ -63,22 +57,13 @@ _AS_TRIALS_DO = {
 def to_hf(found: Wanted) -> Export:
     """Return TrainingArguments."""
     settings = carried(found, HF)
-    has_fused = found["fused"] and found.optimizer == "AdamW"
-    if has_fused:
-        settings["optim"] = "adamw_torch_fused"
     if found["compile"] and found["amp_dtype"] in {"float32", "bfloat16"}:
         settings["tf32"] = False  # with torch_compile it would allow TF32 by itself
     if found["pin_memory"]:
         settings["accelerator_config"] = dict(_ASYNC)  # a copy from pinned memory blocks otherwise
     if found.device == "cpu":
         settings["use_cpu"] = True  # without a GPU it refuses bf16 otherwise
-    return Export(
-        target="hf",
-        text=as_json(settings),
-        settings=settings,
-        dropped=dropped(found, HF, but=["fused"] if has_fused else []),
-        defaults=(*_defaults(found),),
-    )
+    return export(found, HF, text=as_json(settings), settings=settings, defaults=_defaults(found))
 
 
 def from_hf(given: Mapping[str, Any]) -> Reading:
@@ -88,28 +73,19 @@ def from_hf(given: Mapping[str, Any]) -> Reading:
         plain.setdefault("dataloader_pin_memory", False)  # so it does itself
     if plain.get("torch_compile_mode") is not None:
         plain["torch_compile"] = True  # so it does itself
-    return with_fused(reading(plain, HF), "optim", plain.get("optim"))
+    return reading(plain, HF)
 
 
-def _defaults(found: Wanted) -> Iterator[Differing]:
-    if found["fused"] and found.optimizer == "AdamW":
-        yield Differing("adam_beta1", ADAM_AS_ITS_OWN)
-    else:
-        yield Differing(
-            "optim", "adamw_torch_fused; trials trained with your own optimizer, or SGD"
-        )
-    yield Differing(
-        "lr_scheduler_type", "linear, down to 0; trials kept the learning rate as it is"
-    )
-    yield Differing("max_grad_norm", f"1.0: {CLIPS}")
-    yield Differing(
+def _defaults(found: Wanted) -> Defaults:
+    yield optimizer_default(found, HF)
+    yield "lr_scheduler_type", "linear, down to 0; trials kept the learning rate as it is"
+    yield "max_grad_norm", f"1.0: {CLIPS}"
+    yield (
         "dataloader_drop_last",
-        "false: an epoch ends with a smaller batch; trials left that out, unless your own loader "
-        "or Trainer keeps it",
+        "false: an epoch ends with a smaller batch; trials drop it, unless your own loader keeps it",
     )
     if found["strategy"] == "single" and found.device != "cpu":
-        yield Differing(
+        yield (
             "n_gpu",
-            "one process takes DataParallel over all GPUs that it sees; set CUDA_VISIBLE_DEVICES "
-            "to one",
+            "one process takes DataParallel over all GPUs it sees; set CUDA_VISIBLE_DEVICES to one",
         )

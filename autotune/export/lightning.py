@@ -11,16 +11,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from autotune.export.table import (
+    DDP_ARGUMENTS,
     IN_LOADER_CALL,
     Code,
-    Differing,
+    Defaults,
     Export,
     Table,
     Wanted,
     as_call,
     carried,
-    compile_call,
-    dropped,
+    export,
     loader_call,
     loader_note,
     optimizer_note,
@@ -37,19 +37,18 @@ LIGHTNING = Table(
     },
     cpu_precisions=frozenset({"float32", "tf32", "bfloat16"}),
 )
-_IN_THE_TEXT = IN_LOADER_CALL | {
-    "channels_last",
-    "compile",
-    "compile_mode",
-    "intra_op_threads",
-    "world_size",
-    "ddp.bucket_cap_mb",
-    "ddp.gradient_as_bucket_view",
-    "ddp.static_graph",
-    "ddp.find_unused_parameters",
-    "ddp.broadcast_buffers",
-    "ddp.comm_hook",
-}
+_IN_THE_TEXT = (
+    IN_LOADER_CALL
+    | DDP_ARGUMENTS
+    | {
+        "channels_last",
+        "compile",
+        "compile_mode",
+        "intra_op_threads",
+        "world_size",
+        "ddp.comm_hook",
+    }
+)
 """Settings that the lines around the Trainer carry."""
 _HOOKS = "torch.distributed.algorithms.ddp_comm_hooks"
 _HOOK_NAMES = {"fp16": "fp16_compress_hook", "bf16": "bf16_compress_hook"}
@@ -63,14 +62,13 @@ def to_lightning(found: Wanted) -> Export:
     settings["devices"] = found.processes
     settings["strategy"] = "ddp" if found.processes > 1 else "auto"
     settings |= carried(found, LIGHTNING)
-    lost = dropped(found, LIGHTNING, but=_IN_THE_TEXT)
-    text = "\n".join(_lines(found, settings)) + "\n"
-    return Export(
-        target="lightning",
-        text=text,
+    return export(
+        found,
+        LIGHTNING,
+        text="\n".join(_lines(found, settings)) + "\n",
         settings=settings,
-        dropped=lost,
-        defaults=(*_defaults(found),),
+        defaults=_defaults(found),
+        but=_IN_THE_TEXT,
     )
 
 
@@ -90,18 +88,18 @@ def _lines(found: Wanted, settings: dict[str, Any]) -> Iterator[str]:
         yield f"torch.set_num_threads({found['intra_op_threads']})"
     if found["amp_dtype"] == "tf32":
         yield 'torch.set_float32_matmul_precision("high")'
-    yield f"# {loader_note(found['max_tokens'])}:"
-    call = loader_call(found.loader, found["num_workers"], found["worker_threads"])
-    yield f"loader_arguments = {call}"
+    yield f"# {loader_note(found)}:"
+    yield f"loader_arguments = {loader_call(found)}"
     if found["channels_last"]:
         yield "module = module.to(memory_format=torch.channels_last)"
     if found["compile"]:
         # module.compile() would leave out training_step
-        yield f"module = {compile_call('module', found['compile_mode'])}"
+        mode = {"mode": found["compile_mode"]} if "compile_mode" in found.changed else {}
+        yield f"module = {as_call('torch.compile', mode, 'module')}"
     if strategy:
         settings = {**settings, "strategy": Code(as_call("DDPStrategy", strategy))}
     yield f"trainer = {as_call('Trainer', settings)}"
-    yield f"# in configure_optimizers: {optimizer_note(found['lr'], is_fused=found['fused'])}"
+    yield f"# in configure_optimizers: {optimizer_note(found)}"
 
 
 def _strategy(found: Wanted) -> dict[str, Any]:
@@ -116,13 +114,11 @@ def _strategy(found: Wanted) -> dict[str, Any]:
     return arguments
 
 
-def _defaults(found: Wanted) -> Iterator[Differing]:
+def _defaults(found: Wanted) -> Defaults:
     if found["worker_threads"] is not None:
-        yield Differing(
+        yield (
             "worker_init_fn",
             "seed_everything(workers=True) seeds workers only of loaders that have none",
         )
-    yield Differing("logger", "on: figures are written while training; trials wrote none")
-    yield Differing(
-        "enable_checkpointing", "on: a checkpoint at the end of each epoch; trials saved none"
-    )
+    yield "logger", "on: figures are written while training; trials wrote none"
+    yield "enable_checkpointing", "on: a checkpoint at the end of each epoch; trials saved none"

@@ -7,7 +7,6 @@ Export or a Reading, or a ConfigError that lists the targets.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import ConfigError
@@ -43,8 +42,6 @@ READERS: Mapping[str, Callable[[Mapping[str, Any]], Reading]] = {
     "deepspeed": from_deepspeed,
     "axolotl": from_axolotl,
 }
-_DEEP = frozenset({"deepspeed"})
-"""Kinds of file whose tables have dotted names."""
 
 
 def export_to(
@@ -56,28 +53,8 @@ def export_to(
         ConfigError: There is no such target.
     """
     if target not in TARGETS:
-        near = get_close_matches(str(target).lower(), TARGETS, n=1)
-        remedy = (
-            f"did you mean {near[0]!r}?"
-            if near
-            else "or take dataloader_kwargs and prepare in your own loop"
-        )
         raise ConfigError(
-            f"a target must be one of {', '.join(TARGETS)}, but got {target!r:.80}; {remedy}"
+            f"a target must be one of {', '.join(TARGETS)}, but got {target!r:.80}; take one of "
+            "these, or dataloader_kwargs and prepare in your own loop"
         )
     return TARGETS[target](wanted(config, device=device, optimizer=optimizer))
-
-
-def read_settings(kind: str, given: Mapping[str, Any]) -> Reading:
-    """Read the contents of a framework's file; the kind is one of READERS."""
-    return READERS[kind](_flat(given) if kind in _DEEP else given)
-
-
-def _flat(given: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for name, value in given.items():
-        if isinstance(value, Mapping):
-            result |= _flat(value, f"{above}{name}.")
-        else:
-            result[f"{above}{name}"] = value
-    return result

@@ -8,8 +8,8 @@ new setting is never lost silently.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
@@ -65,34 +65,33 @@ def as_call(name: str, arguments: Mapping[str, Any], *before: str) -> str:
     return f"{name}(\n" + "".join(f"    {each},\n" for each in inner) + ")"
 
 
-def loader_note(max_tokens: int | None) -> str:
+def loader_note(found: Wanted) -> str:
     """Return the comment on the arguments of the user's own DataLoader."""
-    if max_tokens is not None:
-        return f"your own DataLoader takes these, and your batch sampler, made with max_tokens={max_tokens}"
+    if found.has_budget:
+        return f"your own DataLoader takes these, and your batch sampler, made with max_tokens={found['max_tokens']}"
     return "your own DataLoader takes these; its sampler or shuffle, collate_fn and drop_last stay as they are"
 
 
-def loader_call(loader: Mapping[str, Any], num_workers: int, worker_threads: int | None) -> str:
-    """Return the arguments of a DataLoader as a call of dict, with autotune's worker_init_fn if needed."""
-    if worker_threads is None:
-        return as_call("dict", loader)
-    config = as_call(
-        "autotune.TrainingConfig", {"num_workers": num_workers, "worker_threads": worker_threads}
-    )
-    return as_call(
-        "dict",
-        {**loader, "worker_init_fn": Code(f'{config}.dataloader_kwargs()["worker_init_fn"]')},
-    )
+def loader_call(found: Wanted, *, batches: int = 1) -> str:
+    """Return the arguments of a DataLoader as a call of dict, with autotune's worker_init_fn if needed.
+
+    Args:
+        found: The configuration.
+        batches: Micro-batches that the loader returns as one batch.
+    """
+    loader = found.loader
+    if "batch_size" in loader:
+        loader["batch_size"] *= batches
+    if found["worker_threads"] is not None:
+        names = ("num_workers", "worker_threads")
+        config = as_call("autotune.TrainingConfig", {name: found[name] for name in names})
+        loader["worker_init_fn"] = Code(f'{config}.dataloader_kwargs()["worker_init_fn"]')
+    return as_call("dict", loader)
 
 
-def compile_call(name: str, mode: str) -> str:
-    """Return the call of torch.compile on a name."""
-    return as_call("torch.compile", {} if mode == "default" else {"mode": mode}, name)
-
-
-def optimizer_note(lr: float, *, is_fused: bool) -> str:
+def optimizer_note(found: Wanted) -> str:
     """Return the arguments of the user's optimizer, in words."""
-    return f"lr={lr!r}, fused=True" if is_fused else f"lr={lr!r}"
+    return f"lr={found['lr']!r}" + (", fused=True" if found["fused"] else "")
 
 
 def as_comment(lines: Iterable[str]) -> str:
@@ -118,11 +117,13 @@ IN_LOADER_CALL = frozenset(
     | {setting.name for setting in SETTINGS if setting.is_loader_argument}
 )
 """Settings that the lines of `loader_call` and `loader_note` carry."""
+DDP_ARGUMENTS = frozenset(setting.name for setting in SETTINGS if setting.is_of_ddp) - {
+    "ddp.first_bucket_mb",
+    "ddp.comm_hook",
+}
+"""Settings that are keyword arguments of DistributedDataParallel."""
 _ALWAYS = frozenset({"micro_batch_size", "lr"})
 """Settings without a default of torch, which are reported wherever a target can't take them."""
-_MEAN = "{value} is no size of a batch, but what one of max_tokens={budget} holds on average"
-_OF_DDP = "DistributedDataParallel takes it: {name}={value!r}"
-_OF_THE_LOADER = "your DataLoader takes it: {name}={value!r}"
 _ELSEWHERE = "your own loop takes it: {name}={value!r}"
 _PRECISIONS_IN_YOUR_CODE = {
     "tf32": 'in your script: torch.set_float32_matmul_precision("high")',
@@ -151,6 +152,10 @@ class Table:
     """Names in its file that change the training but have no setting here, each with the remedy."""
     is_silent_on: frozenset[str] = frozenset()
     """Names in its file that don't change the training."""
+    only_read: Mapping[str, str] = field(default_factory=dict)
+    """Names by setting that the target's module writes itself, and that are read like the others."""
+    optimizer: str | None = None
+    """Name of the optimizer in its file, if that may be FUSED_ADAMW; None: it has no such name."""
 
     @property
     def names(self) -> dict[str, Name]:
@@ -171,40 +176,57 @@ def carried(found: Wanted, table: Table) -> dict[str, Any]:
         if _is_carried(found, table, setting)
         and (setting in found.changed or not names[setting].is_rare)
     }
+    if _is_fused_adamw(found, table):
+        result[str(table.optimizer)] = FUSED_ADAMW
     return result | dict(table.precisions.get(_precision(found, table), {}))
 
 
-def dropped(
+def export(
     found: Wanted,
     table: Table,
     *,
-    also: Mapping[str, str] | None = None,
+    text: str,
+    settings: Mapping[str, Any],
+    defaults: Defaults,
     but: Collection[str] = (),
-) -> tuple[Dropped, ...]:
-    """Return the settings that the target can't take, in the order of the settings table.
+) -> Export:
+    """Return an Export, with the settings that the target can't take in the order of the settings table.
 
     Args:
         found: The configuration.
         table: The target's.
-        also: Settings that are dropped in any case, with the reason.
+        text: The text for the target.
+        settings: The same as a mapping.
+        defaults: Names of the target's defaults that differ from trials, with the reasons.
         but: Settings that the target's module writes itself.
     """
-    also = also or {}
-    taken = set(but)
-    for setting in found.values:
-        if _is_carried(found, table, setting):
-            taken.add(setting)
+    taken = {*but, *(setting for setting in found.values if _is_carried(found, table, setting))}
     if found.has_budget and not table.needs_batch_size:
         taken.discard("micro_batch_size")
     if table.precisions and _precision(found, table) == found["amp_dtype"]:
         taken.add("amp_dtype")
-    lost = []
-    for name in found.values:
-        if name in also:
-            lost.append(Dropped(name, also[name]))
-        elif name not in taken and _is_lost(found, name):
-            lost.append(Dropped(name, _reason(found, table, name)))
-    return tuple(lost)
+    if _is_fused_adamw(found, table):
+        taken.add("fused")
+    lost = [name for name in found.values if name not in taken and _is_lost(found, name)]
+    return Export(
+        target=table.target,
+        text=text,
+        settings=settings,
+        dropped=tuple(Dropped(name, _reason(found, table, name)) for name in lost),
+        defaults=tuple(Differing(name, reason) for name, reason in defaults),
+    )
+
+
+def optimizer_default(found: Wanted, table: Table) -> tuple[str, str]:
+    """Return how the optimizer of a target that makes an AdamW by default differs from trials."""
+    if _is_fused_adamw(found, table):
+        reason = "betas, epsilon and weight decay are its own unless you set them; trials had those of your AdamW"
+        return "adam_beta1", reason
+    return str(table.optimizer), f"{FUSED_ADAMW}; trials trained with your own optimizer, or SGD"
+
+
+def _is_fused_adamw(found: Wanted, table: Table) -> bool:
+    return bool(table.optimizer and found["fused"] and found.optimizer == "AdamW")
 
 
 def _is_carried(found: Wanted, table: Table, setting: str) -> bool:
@@ -242,7 +264,7 @@ def _reason(found: Wanted, table: Table, name: str) -> str:
     known = table.names.get(name)
     setting = BY_NAME.get(name)
     if name == "micro_batch_size" and found.has_budget:
-        return _MEAN.format(value=value, budget=found["max_tokens"])
+        return f"{value} is no size of a batch, but what one of max_tokens={found['max_tokens']} holds on average"
     if name == "amp_dtype" and value in table.precisions:
         return f"{table.title} trains in {value} on no CPU; float32 is written"
     if known is not None and known.is_whole:
@@ -266,8 +288,10 @@ def _reason_of(setting: Setting, table: Table) -> str:
     if setting.elsewhere is not None:
         return setting.elsewhere
     if setting.is_of_ddp:
-        return _OF_DDP
-    return _OF_THE_LOADER if setting.is_loader_argument else _ELSEWHERE
+        return "DistributedDataParallel takes it: {name}={value!r}"
+    if setting.is_loader_argument:
+        return "your DataLoader takes it: {name}={value!r}"
+    return _ELSEWHERE
 
 
 # Reading by a table
@@ -276,33 +300,32 @@ def _reason_of(setting: Setting, table: Table) -> str:
 _WORDS = {"yes": True, "on": True, "true": True, "no": False, "off": False, "false": False}
 """Flags in YAML 1.1, which the frameworks read, that are text in YAML 1.2."""
 
-_FUSED_OPTIMIZERS = {"adamw_torch_fused": "AdamW"}
-"""Class of each optimizer that is fused, by transformers' name.
-
-Source: transformers/training_args.py, OptimizerNames.
-"""
+FUSED_ADAMW = "adamw_torch_fused"
+"""The fused optimizer, by transformers' name. Source: transformers/training_args.py, OptimizerNames."""
 
 
-class Unread(NamedTuple):
-    """A name in a framework's file that could not be read."""
-
-    name: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Reading:
     """Settings read from a framework's file."""
 
-    baseline: Mapping[str, Any]
+    baseline: dict[str, Any] = field(default_factory=dict)
     """Values by setting, those of DDP as "ddp.bucket_cap_mb"."""
-    origins: Mapping[str, str]
+    origins: dict[str, str] = field(default_factory=dict)
     """Name in the file by setting; settings with a default of the target have none."""
-    unread: tuple[Unread, ...]
-    others: tuple[str, ...]
+    unread: dict[str, str] = field(default_factory=dict)
+    """Names in the file that could not be read, with the reason."""
+    others: tuple[str, ...] = ()
     """Other names in the file, which have no meaning here."""
     optimizer: str | None = None
     """Class of the optimizer that `fused` belongs to; None: not known."""
+
+    def take(self, setting: str, name: str, value: object) -> None:
+        """Set a setting to a value from the file, or note that the file leaves it to the framework."""
+        if value == "auto":
+            self.unread[name] = f"auto is decided when training starts; set baseline.{setting}"
+        else:
+            self.baseline[setting] = value
+            self.origins[setting] = name
 
     @property
     def assumed(self) -> Mapping[str, Any]:
@@ -316,47 +339,29 @@ class Reading:
 
 def reading(given: Mapping[str, Any], table: Table) -> Reading:
     """Read a target's file, given as plain data with dotted names."""
-    baseline: dict[str, Any] = {}
-    origins: dict[str, str] = {}
-    unread: dict[str, str] = {}
-    for setting, name in table.names.items():
+    found = Reading()
+    names = table.names | {setting: Name(name) for setting, name in table.only_read.items()}
+    for setting, name in names.items():
         value = given.get(name.name)
-        if value == "auto":
-            unread[name.name] = "auto is decided when training starts; set baseline." + setting
-        elif value is not None:
-            baseline[setting] = file_value(value, name.kind)
-            origins[setting] = name.name
+        if value is not None:
+            found.take(setting, name.name, file_value(value, name.kind))
         elif name.own is not None:
-            baseline[setting] = name.own
-    known = {name.name for name in table.names.values()} | {
-        name for own in table.precisions.values() for name in own
-    }
-    precisions = {
-        name: given[name] for name in known if name in given and name in _precision_names(table)
-    }
+            found.baseline[setting] = name.own
+    switches = {name for own in table.precisions.values() for name in own}
+    precisions = {name: value for name, value in given.items() if name in switches}
     amp_dtype = _read_precision(precisions, table)
     if amp_dtype is not None:
-        baseline["amp_dtype"], origins["amp_dtype"] = amp_dtype, next(iter(precisions))
-    unread |= _unread_precisions(precisions, amp_dtype, table)
-    rest = {name: value for name, value in given.items() if name not in known and value}
-    unread |= {name: table.unread[name] for name in rest if name in table.unread}
-    others = tuple(name for name in rest if name not in {*table.unread, *table.is_silent_on})
-    found = tuple(Unread(name, reason) for name, reason in unread.items())
-    return Reading(baseline=baseline, origins=origins, unread=found, others=others)
-
-
-def with_fused(found: Reading, name: str, value: object) -> Reading:
-    """Add `fused` to a reading if the file's optimizer is a fused one.
-
-    Nothing else is taken from the file's optimizer, since trials use that of the workload.
-    """
-    if str(value) not in _FUSED_OPTIMIZERS:
-        return found
-    baseline = {**found.baseline, "fused": True}
-    origins = {**found.origins, "fused": name}
-    return replace(
-        found, baseline=baseline, origins=origins, optimizer=_FUSED_OPTIMIZERS[str(value)]
-    )
+        found.take("amp_dtype", next(iter(precisions)), amp_dtype)
+    # Nothing else is taken from the file's optimizer, since trials use that of the workload.
+    if table.optimizer is not None and given.get(table.optimizer) == FUSED_ADAMW:
+        found.take("fused", table.optimizer, True)
+        found.optimizer = "AdamW"
+    found.unread |= _unread_precisions(precisions, amp_dtype, table)
+    known = switches | {name.name for name in names.values()}
+    rest = [name for name, value in given.items() if name not in known and value]
+    found.unread |= {name: table.unread[name] for name in rest if name in table.unread}
+    found.others = tuple(name for name in rest if name not in {*table.unread, *table.is_silent_on})
+    return found
 
 
 def file_value(value: Any, kind: str) -> Any:
@@ -376,23 +381,14 @@ def is_off(value: object) -> bool:
     return value is None or file_value(value, "flag") is False
 
 
-def _precision_names(table: Table) -> set[str]:
-    return {name for own in table.precisions.values() for name in own}
-
-
 def _read_precision(given: Mapping[str, Any], table: Table) -> str | None:
     """Return the amp_dtype that matches a file's precision settings; None if none does."""
     if not given:
         return None
     for amp_dtype in ("bfloat16", "float16", "tf32", "float32"):
-        marks = {
-            name: value
-            for name, value in table.precisions.get(amp_dtype, {}).items()
-            if value is not False
-        }
-        if amp_dtype in table.precisions and all(
-            _alike(given.get(name), value) for name, value in marks.items()
-        ):
+        own = table.precisions.get(amp_dtype, {})
+        marks = {name: value for name, value in own.items() if value is not False}
+        if own and all(_alike(given.get(name), value) for name, value in marks.items()):
             return amp_dtype if marks or all(is_off(value) for value in given.values()) else None
     return None
 
@@ -405,17 +401,16 @@ def _alike(given: object, value: object) -> bool:
 
 def _unread_precisions(
     given: Mapping[str, Any], amp_dtype: str | None, table: Table
-) -> dict[str, str]:
-    """Return the precision settings of a file that the amp_dtype does not cover, with the reasons."""
-    told = table.precisions.get(amp_dtype or "", {})
-    left = {name: value for name, value in given.items() if not is_off(value)}
-    return {
-        name: f"{value!r} has no amp_dtype here; set baseline.amp_dtype"
-        if amp_dtype is None
-        else f"{value!r} is set as well as {amp_dtype}, which is taken"
-        for name, value in left.items()
-        if amp_dtype is None or not _alike(value, told.get(name, False))
-    }
+) -> Iterator[tuple[str, str]]:
+    """Yield the precision settings of a file that the amp_dtype does not cover, with the reasons."""
+    own = table.precisions.get(amp_dtype or "", {})
+    for name, value in given.items():
+        if is_off(value):
+            continue
+        if amp_dtype is None:
+            yield name, f"{value!r} has no amp_dtype here; set baseline.amp_dtype"
+        elif not _alike(value, own.get(name, False)):
+            yield name, f"{value!r} is set as well as {amp_dtype}, which is taken"
 
 
 # The types of an export
@@ -424,8 +419,20 @@ def _unread_precisions(
 CLIPS = "gradients are clipped each step; in trials only where your own step or Trainer does"
 """Reason for targets that clip gradients by default; a Trainer that was searched clips in trials too."""
 
-ADAM_AS_ITS_OWN = "betas, epsilon and weight decay are its own unless you set them; trials had those of your AdamW"
-"""Reason for targets that make an AdamW."""
+COMMON_UNREAD = {
+    "warmup_steps": "trials keep the learning rate as it is",
+    "warmup_ratio": "trials keep the learning rate as it is",
+    "max_grad_norm": "gradients are clipped only where your own workload.step does",
+    "gradient_checkpointing": "make the model so in workload.model",
+    "group_by_length": "give workload.sampler",
+    "deepspeed": "DeepSpeed does not run in trials; --from deepspeed reads its file",
+    "fsdp": "FSDP does not run in trials",
+    "torch_compile_backend": "trials compile with torch's default backend",
+}
+"""Names that transformers and axolotl share, for `Table.unread`."""
+
+Defaults = Iterator[tuple[str, str]]
+"""Names of a target's defaults that differ from trials, each with its effect and what trials did."""
 
 
 class Dropped(NamedTuple):
@@ -497,21 +504,20 @@ class Wanted:
     def loader(self) -> dict[str, Any]:
         """Arguments of torch's DataLoader that differ from its defaults, and a fixed batch size."""
         size = {} if self.has_budget else {"batch_size": self["micro_batch_size"]}
-        names = [
-            name for name in self.values if name in BY_NAME and BY_NAME[name].is_loader_argument
-        ]
-        return {**size, **{name: self[name] for name in names if name in self.changed}}
+        return size | {
+            setting.name: self[setting.name]
+            for setting in SETTINGS
+            if setting.is_loader_argument and setting.name in self.changed
+        }
 
     @property
     def ddp(self) -> dict[str, Any]:
-        """Arguments of DistributedDataParallel that differ from its defaults, without first bucket and hook."""
-        names = [name for name in self.changed if name.startswith(DDP_PREFIX)]
-        arguments = {
-            name.removeprefix(DDP_PREFIX): self[name] for name in self.values if name in names
+        """Arguments of DistributedDataParallel that differ from its defaults."""
+        return {
+            name.removeprefix(DDP_PREFIX): value
+            for name, value in self.values.items()
+            if name in DDP_ARGUMENTS & self.changed
         }
-        arguments.pop("first_bucket_mb", None)
-        arguments.pop("comm_hook", None)
-        return arguments
 
 
 def wanted(

@@ -6,9 +6,7 @@ timm/data/loader.py and optim/_optim_factory.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from autotune.export.table import Differing, Export, Table, Wanted, as_options, carried, dropped
+from autotune.export.table import Defaults, Export, Table, Wanted, as_options, carried, export
 
 TIMM = Table(
     target="timm",
@@ -38,40 +36,28 @@ def to_timm(found: Wanted) -> Export:
         but.append("persistent_workers")
     if found["cudnn_benchmark"] and found.device != "cpu":
         but.append("cudnn_benchmark")
-    lost = dropped(found, TIMM, but=but)
-    return Export(
-        target="timm",
-        text=as_options(settings),
-        settings=settings,
-        dropped=lost,
-        defaults=(*_defaults(found),),
-    )
+    text = as_options(settings)
+    return export(found, TIMM, text=text, settings=settings, defaults=_defaults(found), but=but)
 
 
-def _defaults(found: Wanted) -> Iterator[Differing]:
-    yield Differing(
-        "opt",
-        "sgd with momentum 0.9 and weight decay 2e-5; trials trained with your own optimizer, or "
-        "plain SGD",
-    )
-    yield Differing(
-        "sched", "cosine, after 5 warm-up epochs; trials kept the learning rate as it is"
-    )
+def _defaults(found: Wanted) -> Defaults:
+    own = "sgd with momentum 0.9 and weight decay 2e-5"
+    yield "opt", f"{own}; trials trained with your own optimizer, or plain SGD"
+    yield "sched", "cosine, after 5 warm-up epochs; trials kept the learning rate as it is"
     if found["num_workers"] and not found["persistent_workers"]:
-        yield Differing(
-            "persistent_workers", "true: workers stay between epochs; in trials they did not"
-        )
+        yield "persistent_workers", "true: workers stay between epochs; in trials they did not"
     if found["amp_dtype"] == "float32" and found.device != "cpu":
-        yield Differing(
+        yield (
             "allow_tf32",
             "matrix products on a GPU take TF32 by themselves; trials computed in float32",
         )
     if found.device != "cpu" and not found["cudnn_benchmark"]:
-        yield Differing(
+        yield (
             "torch.backends.cudnn.benchmark",
             "true on CUDA: it times cuDNN's algorithms; trials did not",
         )
     if found.device != "cpu":
-        yield Differing(
-            "no_prefetcher", "false: batches are copied and normalised on a CUDA stream of its own"
+        yield (
+            "no_prefetcher",
+            "false: batches are copied and normalised on a CUDA stream of its own",
         )

@@ -5,10 +5,9 @@ Source: torch/distributed/run.py and torch/numa/binding.py, torch 2.13.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-from autotune.export.table import Differing, Export, Table, Wanted, as_options, dropped
+from autotune.export.table import Defaults, Export, Table, Wanted, as_options, export
 
 TORCHRUN = Table(target="torchrun", title="torchrun")
 _BINDS_ON = {None, "cuda"}
@@ -24,30 +23,25 @@ def to_torchrun(found: Wanted) -> Export:
         but.append("numa_binding")
     threads = found["intra_op_threads"]
     before = "" if threads is None else f"env OMP_NUM_THREADS={threads} "
-    return Export(
-        target="torchrun",
-        text=f"{before}torchrun {as_options(settings)}",
-        settings=settings,
-        dropped=dropped(found, TORCHRUN, but=but),
-        defaults=(*_defaults(found),),
-    )
+    text = f"{before}torchrun {as_options(settings)}"
+    return export(found, TORCHRUN, text=text, settings=settings, defaults=_defaults(found), but=but)
 
 
 def _binds(found: Wanted) -> bool:
     return found["numa_binding"] is not None and found.device in _BINDS_ON
 
 
-def _defaults(found: Wanted) -> Iterator[Differing]:
+def _defaults(found: Wanted) -> Defaults:
     if _binds(found):
         differs = ""
         if found["numa_binding"] == "exclusive":
             differs = ", and divides a node's cores among all of its GPUs, used or not; in trials among its ranks"
-        yield Differing(
+        yield (
             "--numa-binding",
             f"needs the program numactl, and no config.prepare with it, which binds too{differs}",
         )
     if found.processes > 1 and found["intra_op_threads"] is None:
-        yield Differing(
+        yield (
             "OMP_NUM_THREADS",
             "1 where it is not set; in trials the ranks shared all cores of a machine",
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from autotune.export.table import Differing, Export, Table, Wanted, carried, dropped
+from autotune.export.table import Defaults, Export, Table, Wanted, carried, export
 
 ULTRALYTICS = Table(
     target="ultralytics",
@@ -41,14 +41,9 @@ def to_ultralytics(found: Wanted) -> Export:
         settings["device"] = "cpu"
     elif ranks > 1:
         settings["device"] = list(range(ranks))
-    lost = dropped(found, ULTRALYTICS, but=taken)
     text = " ".join(f"{name}={_word(value)}" for name, value in settings.items()) + "\n"
-    return Export(
-        target="ultralytics",
-        text=text,
-        settings=settings,
-        dropped=lost,
-        defaults=(*_defaults(found),),
+    return export(
+        found, ULTRALYTICS, text=text, settings=settings, defaults=_defaults(found), but=taken
     )
 
 
@@ -76,32 +71,33 @@ def _word(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _defaults(found: Wanted) -> Iterator[Differing]:
+def _defaults(found: Wanted) -> Defaults:
     if found.optimizer not in _OPTIMIZERS:
-        yield Differing(
+        yield (
             "optimizer",
             f"auto, which passes lr0={found['lr']!r} over; name the optimizer that you train with",
         )
     if found.optimizer in _FUSED and found.device != "cpu" and not found["fused"]:
-        yield Differing(
-            "fused", f"true for {found.optimizer} on a GPU; trials had it as torch has it by itself"
+        yield (
+            "fused",
+            f"true for {found.optimizer} on a GPU; trials had it as torch has it by itself",
         )
-    yield Differing(
+    yield (
         "warmup_epochs",
         "3: learning rate, momentum and accumulation rise meanwhile; trials kept them as they are",
     )
-    yield Differing("lrf", "0.01: the learning rate falls to a hundredth; trials kept it as it is")
+    yield "lrf", "0.01: the learning rate falls to a hundredth; trials kept it as it is"
     if found["num_workers"] and found["prefetch_factor"] is None:
-        yield Differing("prefetch_factor", "4; trials had torch's own, 2")
+        yield "prefetch_factor", "4; trials had torch's own, 2"
     for name in ("pin_memory", "persistent_workers"):
         if found["num_workers"] and not found[name]:
-            yield Differing(name, "true; trials ran without")
+            yield name, "true; trials ran without"
     if found["intra_op_threads"] is None:
-        yield Differing("OMP_NUM_THREADS", "1 where it is not set; trials had torch's own")
+        yield "OMP_NUM_THREADS", "1 where it is not set; trials had torch's own"
     if found.processes > 1 and found["ddp.broadcast_buffers"]:
-        yield Differing("broadcast_buffers", "false; in trials ranks had the buffers of rank 0")
+        yield "broadcast_buffers", "false; in trials ranks had the buffers of rank 0"
     if found.processes > 1 and found["ddp.find_unused_parameters"] == found["compile"]:
-        yield Differing(
+        yield (
             "find_unused_parameters",
             f"{not found['compile']}, by its own compile; trials did otherwise",
         )

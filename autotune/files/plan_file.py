@@ -7,17 +7,16 @@ if a module has the name.
 
 from __future__ import annotations
 
-import json
-import re
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
 from os.path import exists, isfile
 from pathlib import Path
 from reprlib import Repr
+from textwrap import shorten
 from typing import Any, TypeVar, get_args
 
 from pydantic import TypeAdapter, ValidationError
@@ -27,16 +26,14 @@ from pydantic_core import ErrorDetails
 from autotune.config.command import command_name, is_python, python_start
 from autotune.config.plan import (
     READ_PART,
-    WITH_A_COMMAND,
     ExecutorKind,
     Plan,
     ReadOver,
     Ref,
     Workload,
 )
-from autotune.config.training_config import NEUTRAL_WITHOUT_WORKERS
 from autotune.errors import ConfigError
-from autotune.export.registry import READERS, read_settings
+from autotune.export.registry import READERS
 from autotune.export.table import Reading
 from autotune.files.yaml_document import (
     Document,
@@ -51,41 +48,23 @@ from autotune.files.yaml_document import (
 from autotune.messages.space import ddp_without_ranks, keys_not_used, not_read, taken_by_default
 from autotune.note import Note
 from autotune.protocol.attach import with_own_python
+from autotune.settings_table import DDP_PREFIX, SETTINGS
 
 # Validation by pydantic, whose errors become messages: rule, value, remedy
 
 
 _Model = TypeVar("_Model")
 
-_BOOLEAN_WORDS = {
-    "yes": "true",
-    "on": "true",
-    "y": "true",
-    "no": "false",
-    "off": "false",
-    "n": "false",
-}
-_SHORT_VALUE = Repr()
-_SHORT_VALUE.maxstring = _SHORT_VALUE.maxother = 80
-_SHORT_VALUE.maxdict = _SHORT_VALUE.maxlist = 6
+_SHORT = Repr()
+_SHORT.maxstring = _SHORT.maxother = 80
+_SHORT.maxdict = _SHORT.maxlist = 6
 
 _RULES = {
-    "int": "must be a whole number",
-    "float": "must be a number",
-    "finite_number": "must be a finite number",
     "bool_type": "must be true or false",
-    "string_type": "must be a text",
-    "string_too_short": "must not be empty",
-    "literal_error": "must be one of {expected}",
-    "greater_than": "must be above {gt:g}",
-    "greater_than_equal": "must be at least {ge:g}",
-    "less_than": "must be below {lt:g}",
-    "less_than_equal": "must be at most {le:g}",
-    "model": "must be a mapping of settings",
-    "dataclass": "must be a mapping of settings",
-    "invalid_key": "a key must be a text",
+    "model_type": "must be a mapping of settings",
+    "dataclass_type": "must be a mapping of settings",
 }
-"""Rules by pydantic's kind of error, or by its first word: "int" for "int_parsing"."""
+"""Rules by pydantic's kind of error, where its own words do not speak of YAML."""
 _UNKNOWN_KEY = {"extra_forbidden", "unexpected_keyword_argument"}  # of a model, of a dataclass
 
 
@@ -100,22 +79,19 @@ def validated(
     try:
         return TypeAdapter(model_type).validate_python(data, context=context), []
     except ValidationError as error:
-        found = [_problem(detail, model_type, data) for detail in error.errors(include_url=False)]
+        found = []
+        for detail in error.errors(include_url=False):
+            path = detail["loc"]
+            if detail["type"] not in {"missing", *_UNKNOWN_KEY}:
+                path = _existing(path, data)
+            found.append(Problem(path=path, text=_sentence(detail, model_type)))
         return None, list(dict.fromkeys(found))
 
 
-def must_be_given(model_type: Any, name: str) -> str:
+def _must_be_given(fields: Mapping[str, FieldInfo], name: str) -> str:
     """Return the message for a missing key, with its description."""
-    description = _keys(model_type)[name].description
+    description = fields[name].description if name in fields else None
     return "must be given" + (f": {description}" if description else "")
-
-
-def _problem(detail: ErrorDetails, model_type: type, data: object) -> Problem:
-    is_about_key = detail["type"] in _UNKNOWN_KEY
-    path = detail["loc"]
-    if not is_about_key and detail["type"] != "missing":
-        path = _existing(path, data)
-    return Problem(path=path, text=_sentence(detail, model_type), is_about_key=is_about_key)
 
 
 def _existing(loc: KeyPath, data: Any) -> KeyPath:
@@ -130,88 +106,48 @@ def _existing(loc: KeyPath, data: Any) -> KeyPath:
 
 def _sentence(detail: ErrorDetails, model_type: type) -> str:
     kind = detail["type"]
-    value = detail["input"]
-    context = detail.get("ctx", {})
     if kind == "value_error":
-        return str(context["error"])
+        return str(detail["ctx"]["error"])
     if kind in _UNKNOWN_KEY:
         return f"unknown key; {_nearest(detail['loc'], model_type)}"
     if kind == "missing":
-        return must_be_given(_model_at(model_type, detail["loc"][:-1]), str(detail["loc"][-1]))
-    template = _RULES.get(kind) or _RULES.get(kind.partition("_")[0])
-    rule = template.format(**context) if template else detail["msg"]
-    return f"{rule}, but got {_SHORT_VALUE.repr(value)}{_remedy(kind, value, context)}"
-
-
-def _remedy(kind: str, value: object, context: Mapping[str, Any]) -> str:
-    if kind == "bool_type" and str(value).lower() in _BOOLEAN_WORDS:
-        return f"; write {_BOOLEAN_WORDS[str(value).lower()]}"
-    if kind == "int_type" and isinstance(value, str) and re.fullmatch(r"[0-9]{1,18}", value):
-        return f"; write {value} without quotes"
-    if kind == "int_type" and isinstance(value, float) and value.is_integer():
-        return f"; write {int(value)}"
-    if kind == "literal_error" and isinstance(value, str):
-        near = get_close_matches(
-            value, re.findall(r"'([^']*)'", context["expected"]), n=1, cutoff=0.5
-        )
-        return f"; did you mean {near[0]!r}?" if near else ""
-    return ""
+        *above, name = map(str, detail["loc"])
+        return _must_be_given(dict(_sections(model_type)).get((*above,), {}), name)
+    rule = _RULES.get(kind) or detail["msg"].replace("Input should", "must")
+    return f"{rule}, but got {_SHORT.repr(detail['input'])}"
 
 
 def _nearest(loc: KeyPath, model_type: type) -> str:
     """Return the remedy for an unknown key: its section, the nearest name, or all allowed names."""
-    name = str(loc[-1])
-    owner = _model_at(model_type, loc[:-1])
-    homes = [*_homes(name, model_type, ()), *_homes(name, owner, loc[:-1])]
+    *above, name = map(str, loc)
+    sections = dict(_sections(model_type))
+    homes = [".".join(path) for path, fields in sections.items() if name in fields and path]
     if homes:
-        return f"it belongs below {' or '.join(dict.fromkeys(homes))}"
-    allowed = list(_keys(owner))
+        return f"it belongs below {' or '.join(homes)}"
+    allowed = sections.get((*above,), {})
     near = get_close_matches(name.lower(), allowed, n=1)
     return f"did you mean {near[0]!r}?" if near else f"allowed are {', '.join(allowed)}"
 
 
-def _homes(name: str, model_type: type | None, path: KeyPath) -> list[str]:
-    """Return the paths of the sections below `path` that have a key of this name."""
-    found = []
-    for section, field in _keys(model_type).items():
-        models = _models_of(field)
+def _sections(
+    model_type: object, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], dict[str, FieldInfo]]]:
+    """Yield the path of each section of a model, with the fields that a user may give."""
+    fields = {name: field for name, field in _fields(model_type).items() if not field.exclude}
+    yield path, fields
+    for name, field in fields.items():
+        models = list(filter(_fields, (field.annotation, *get_args(field.annotation))))
         # A field with several models (a domain) is no section.
-        if len(models) == 1 and name in _keys(models[0]):
-            found.append(".".join(map(str, (*path, section))))
-    return found
+        if len(models) == 1:
+            yield from _sections(models[0], (*path, name))
 
 
-def _model_at(model_type: type, path: KeyPath) -> type | None:
-    """Return the model at a path, or None."""
-    owner: type | None = model_type
-    for key in path:
-        field = _keys(owner).get(str(key))
-        owner = next(iter(_models_of(field)), None) if field is not None else None
-    return owner
-
-
-def _models_of(field: FieldInfo) -> list[type]:
-    return [choice for choice in (field.annotation, *get_args(field.annotation)) if _keys(choice)]
-
-
-def _keys(model_type: Any) -> dict[str, FieldInfo]:
-    """Return the keys of a model or a pydantic dataclass; none for anything else."""
-    fields: dict[str, FieldInfo] = getattr(model_type, "__pydantic_fields__", {})
-    return {name: field for name, field in fields.items() if not field.exclude}
+def _fields(kind: object) -> dict[str, FieldInfo]:
+    """Return the fields of a model or a pydantic dataclass; none for anything else."""
+    return getattr(kind, "__pydantic_fields__", {})
 
 
 # A framework's configuration file as the baseline
-
-
-_JSON = frozenset({"hf", "deepspeed"})
-"""Kinds of file in JSON; the others are YAML."""
-_TITLES = {
-    "hf": "transformers",
-    "axolotl": "axolotl",
-    "accelerate": "accelerate",
-    "deepspeed": "DeepSpeed",
-}
-_DDP = "ddp."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,25 +169,23 @@ def read_current(kind: str, path: Path) -> CurrentSettings:
         path: The file.
 
     Raises:
-        ConfigError: There is no such kind, or the file can't be read.
+        ConfigError: The file can't be read.
     """
-    if kind not in READERS:
-        raise ConfigError(
-            f"a kind of file must be one of {', '.join(READERS)}, but got {kind!r:.80}; check the "
-            f"name"
-        )
     if kind == "hf" and path.suffix == ".bin":
         rule = "must be TrainingArguments as JSON, but a .bin is a pickle, which could run anything"
         raise ConfigError(f"{path}: {rule}; write args.to_json_string() into a file")
     text = read_text(path)
-    document = _json_document(text, path) if kind in _JSON else parse_document(text, str(path))
+    if text.lstrip().startswith("{"):
+        # JSON is YAML, except for tabs between the values.
+        text = text.replace("\t", " ")
+    document = parse_document(text, str(path))
     if document.problems:
         raise ConfigError(*map(str, document.problems))
-    reading = read_settings(kind, document.data)
-    places = {
-        setting: _place(document, reading.origins.get(setting, ""), path)
-        for setting in reading.baseline
-    }
+    reading = READERS[kind](document.data)
+    places = {}
+    for setting in reading.baseline:
+        name = reading.origins.get(setting, "")
+        places[setting] = document.places.get(tuple(name.split(".")), document.root)
     return CurrentSettings(kind=kind, path=path, reading=reading, places=places)
 
 
@@ -259,8 +193,7 @@ def begin_with(document: Document, today: CurrentSettings) -> dict[str, ReadOver
     """Add a framework's settings to a document's baseline, unless the document has its own.
 
     Returns:
-        The origins of the settings that were added and that the file contains, without those of
-        DistributedDataParallel.
+        The origins of the settings that were added and that the file contains.
     """
     read_over: dict[str, ReadOver] = {}
     if document.data.get("baseline") is None:
@@ -268,50 +201,34 @@ def begin_with(document: Document, today: CurrentSettings) -> dict[str, ReadOver
     own = document.data["baseline"]
     if not isinstance(own, dict):
         return read_over  # invalid, which the parser reports
-    idle = _without_meaning(document, own)
-    for setting, value in today.reading.baseline.items():
-        if not (setting in own or setting.startswith(_DDP) or setting in idle):
-            own[setting] = value
-            _locate(document, ("baseline", setting), today.places[setting])
-            if setting in today.reading.origins:
-                read_over[setting] = ReadOver(
-                    today.reading.origins[setting], today.reading.optimizer
-                )
-    if own.get("strategy") != "ddp" or not isinstance(own.get("ddp", {}), dict):
-        return read_over  # DDP's arguments have no meaning, which notes_of reports
-    for setting, value in today.reading.baseline.items():
-        if setting.startswith(_DDP):
-            inner = own.setdefault("ddp", {})
-            if (name := setting.removeprefix(_DDP)) not in inner:
-                inner[name] = value
-                _locate(document, ("baseline", "ddp", name), today.places[setting])
-    return read_over
-
-
-def _without_meaning(document: Document, own: Mapping[str, Any]) -> set[str]:
-    """Return the settings of a framework's file that have no meaning with the plan's own values."""
-    idle: set[str] = set()
-    if own.get("num_workers") == 0 and isinstance(own.get("num_workers"), int):
-        idle |= NEUTRAL_WITHOUT_WORKERS.keys()
-    if own.get("compile") is False:
-        idle.add("compile_mode")
+    idle = {setting.name for setting in SETTINGS if setting.needs in own and not own[setting.needs]}
     workload = document.data.get("workload")
     if not isinstance(workload, Mapping) or workload.get("optimizer") is None:
         idle.add("fused")  # it belongs to the file's optimizer, and trials use another
-    return idle
+    for setting in sorted(today.reading.baseline, key=lambda name: name.startswith(DDP_PREFIX)):
+        *section, name = setting.split(".")
+        inner = own
+        if section:
+            if own.get("strategy") != "ddp":
+                continue  # DDP's arguments have no meaning, which notes_of reports
+            inner = own.setdefault("ddp", {})
+        if not isinstance(inner, dict) or name in inner or setting in idle:
+            continue
+        inner[name] = today.reading.baseline[setting]
+        document.places["baseline", *section, name] = today.places[setting]
+        if setting in today.reading.origins:
+            origin = today.reading.origins[setting]
+            read_over[setting] = ReadOver(origin, today.reading.optimizer)
+    return read_over
 
 
 def notes_of(today: CurrentSettings, plan: Plan) -> Iterator[Note]:
     """Yield notes on keys that could not be read, and on defaults of the framework that were used."""
     reading = today.reading
     path = str(today.path)
-    for name, reason in reading.unread:
+    for name, reason in reading.unread.items():
         yield not_read(path, name, reason)
-    idle = [
-        reading.origins[name]
-        for name in reading.baseline
-        if name.startswith(_DDP) and name in reading.origins
-    ]
+    idle = [name for setting, name in reading.origins.items() if setting.startswith(DDP_PREFIX)]
     if idle and plan.baseline.strategy != "ddp":
         yield ddp_without_ranks(path, names=idle)
     taken = [
@@ -320,66 +237,17 @@ def notes_of(today: CurrentSettings, plan: Plan) -> Iterator[Note]:
         if getattr(plan.baseline, name, None) == value
     ]
     if taken:
-        yield taken_by_default(path, title=_TITLES[today.kind], values=taken)
+        yield taken_by_default(path, title=today.kind, values=taken)
     if reading.others:
         yield keys_not_used(path, names=list(reading.others))
-
-
-def _json_document(text: str, path: Path) -> Document:
-    try:
-        data = json.loads(text, object_pairs_hook=_without_doubles)
-    except RecursionError:
-        raise ConfigError(f"{path}: must not be nested so deeply; is it a configuration?") from None
-    except ValueError as error:
-        raise ConfigError(f"{path}: must be JSON, but is not: {error}; check the file") from None
-    if not isinstance(data, dict):
-        raise ConfigError(
-            f"{path}: must hold an object of settings, but holds {type(data).__name__}; check the "
-            f"file"
-        )
-    return Document(root=Place(source=str(path)), data=data)
-
-
-def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise ValueError(f"{name!r:.80} is given twice")
-        found[name] = value
-    return found
-
-
-def _place(document: Document, name: str, path: Path) -> Place:
-    """Return the place of a key: its line in YAML, its name in JSON."""
-    own: KeyPath = (name,)
-    return document.values.get(own) or Place(source=f"{path}: {name}" if name else str(path))
-
-
-def _locate(document: Document, path: KeyPath, place: Place) -> None:
-    document.values[path] = document.keys[path] = place
 
 
 # The parser
 
 
 FROM_NEEDS_NO_COMMAND = (
-    "--from can't be combined with a command, whose baseline is what the script itself is seen to do, "
-    "its framework's "
-    "file among it"
+    "--from can't be combined with a command, whose own settings are the baseline"
 )
-
-_MAX_TYPED = 80
-"""Most characters of a command in a message."""
-_SHORT = Repr()
-_SHORT.maxstring = _MAX_TYPED
-_NOT_WRITTEN = {
-    "name": "unknown key; a plan is named by its file",
-    "notes": "unknown key; what can't be taken over is told by autotune",
-    "read_over": "unknown key; what is read from a framework's own file is told by autotune",
-    "policy": "unknown key; the thresholds of a search are no settings",
-}
-"""Fields of a Plan that can't be given, each with its message."""
-_IDLE_WITH_A_COMMAND = frozenset(field.name for field in fields(Workload)) - {"command"}
 
 
 def parse_plan(arguments: Mapping[str, Any], *, name: str) -> Plan:
@@ -426,14 +294,11 @@ def command_plan(
     Raises:
         ConfigError: The command or an override breaks rules; one sentence for each.
     """
-    typed = shlex.join(command)
-    if len(typed) > _MAX_TYPED:
-        typed = f"{typed[: _MAX_TYPED - 3]}..."
-    place = Place(source=f"-- {typed}")
-    workload = {"command": list(command)}
-    values: dict[KeyPath, Place] = {("workload",): place, ("workload", "command"): place}
+    place = Place(source=f"-- {shorten(shlex.join(command), 80)}")
     document = Document(
-        root=place, data={"workload": workload}, values=dict(values), keys=dict(values)
+        root=place,
+        data={"workload": {"command": list(command)}},
+        places={("workload", "command"): place},
     )
     name = command_name(command) if command else ""
     return _plan_of(document, overrides, executor, name=name, folders=(str(Path.cwd()),))
@@ -478,43 +343,26 @@ def _validate(
     """Parse the sections of a file or a call; a section that is None ("space:") is left out."""
     given = {key: value for key, value in sections.items() if value is not None}
     problems = [
-        Problem(path=(key,), text=text, is_about_key=True)
-        for key, text in _NOT_WRITTEN.items()
-        if key in given
+        Problem(path=(key,), text="unknown key; autotune sets it itself")
+        for key, field in _fields(Plan).items()
+        if field.exclude and key in given
     ]
     workload = given.get("workload")
-    if isinstance(workload, Mapping):  # else it is wrong, or a Workload that is made already
-        problems += _one_way_to_train(workload)
-        if workload.get("command") is not None:
-            given["workload"] = {
-                key: value for key, value in workload.items() if key not in _IDLE_WITH_A_COMMAND
-            }
+    # Anything else than a mapping is wrong, or a Workload that is made already.
+    if isinstance(workload, Mapping) and workload.get("command") is None:
+        parts = [part for part in ("model", "dataset") if workload.get(part) is None]
+        instead = "; or workload.command in their place" if len(parts) > 1 else ""
+        for part in parts:
+            text = _must_be_given(_fields(Workload), part) + instead
+            problems.append(Problem(path=("workload", part), text=text))
     plan, broken = validated(Plan, {**given, "name": name}, context)
     if plan is not None and plan.workload.command is not None and plan.executor.kind != "local":
-        rule = "must be local beside workload.command, whose script runs on this machine alone"
-        remedy = "leave executor out, or give a model and a dataset"
-        problems.append(
-            Problem(path=("executor",), text=f"{rule}, but got {plan.executor.kind!r}; {remedy}")
+        text = (
+            "must be local with workload.command, whose script runs only on this machine, but got "
+            f"{plan.executor.kind!r}; leave executor out, or give a model and a dataset"
         )
+        problems.append(Problem(path=("executor",), text=text))
     return plan, [*problems, *broken]
-
-
-def _one_way_to_train(workload: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield the problems of a workload that is not either a model and a dataset, or only a command."""
-    if workload.get("command") is not None:
-        for part in workload:
-            if part in _IDLE_WITH_A_COMMAND and workload[part] is not None:
-                yield Problem(
-                    path=("workload", part),
-                    text=f"{WITH_A_COMMAND}; leave it out, or the command",
-                )
-        return
-    parts = [part for part in ("model", "dataset") if workload.get(part) is None]
-    instead = (
-        "; or workload.command in their place: what you type to train" if len(parts) > 1 else ""
-    )
-    for part in parts:
-        yield Problem(path=("workload", part), text=must_be_given(Workload, part) + instead)
 
 
 def _absent(command: tuple[str, ...]) -> str | None:
@@ -565,5 +413,6 @@ def _is_dotted(text: str) -> bool:
 
 
 def _reading_order(problem: Problem) -> tuple[bool, int, int]:
-    place = problem.place
-    return (True, 0, 0) if place is None or not place.line else (False, place.line, place.column)
+    """Return the position in the file; overrides, which have no line, come last."""
+    place = problem.place or Place(source="")
+    return (not place.line, place.line, place.column)

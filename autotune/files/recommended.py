@@ -11,7 +11,6 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
-from os.path import isdir
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any
@@ -75,8 +74,7 @@ def differing_fields(there: Mapping[str, object], here: Mapping[str, object]) ->
 
 def _shown(value: object) -> str:
     """Return a value from a file as at most 60 printable characters."""
-    text = "none" if value is None else str(value)
-    return "".join(character if character.isprintable() else "?" for character in text[:60])
+    return "none" if value is None else _printable(str(value)[:60])
 
 
 # The head: comments on how to use the settings
@@ -108,6 +106,9 @@ _TRAINER_HEADER = """\
 {beside}#
 {taken_off}{malloc}# `settings` is what is read back; everything below it is the evidence, rounded.
 
+"""
+_TRAINER_BESIDE = """\
+# The search had next to your loader, which must be made with it: {beside}.
 """
 _TRAINERS = {
     "transformers.Trainer": "hf",
@@ -213,68 +214,49 @@ _MALLOC = """\
 
 def header_of(summary: RunSummary, recommendation: Recommendation) -> str:
     """Return the comments on how to train with a recommendation."""
-    if summary.facts.script is not None:
-        return _script_header(summary, recommendation)
-    framework = _framework(summary)
-    if framework is not None:
-        return _trainer_header(summary, recommendation.config, framework)
-    return _HEADER.format(
-        version=summary.autotune_version,
-        name=_printable(summary.name),
-        device=_printable(summary.environment.device_name),
-        loader=_loader(summary.facts, recommendation.config),
-        ranks=_ranks(recommendation.config),
-        binding=_binding(recommendation.config),
-        taken_off=_taken_off(summary.baseline, recommendation.config),
-        malloc=_malloc(summary.environment),
-    )
-
-
-def _script_header(summary: RunSummary, recommendation: Recommendation) -> str:
     config = recommendation.config
-    before = summary.baseline
-    script = summary.facts.script
-    lr = ""
-    if config.lr != before.lr and script is not None and "lr" not in script.placeholders:
-        lr = _SCRIPT_LR.format(before=before.lr, factor=round(config.lr / before.lr, 4))
-    return _SCRIPT_HEADER.format(
+    facts = summary.facts
+    framework = _framework(summary)
+    target = _TRAINERS.get(framework, "")
+    template = _TRAINER_HEADER if target else _HEADER
+    if facts.script is not None:
+        template = _SCRIPT_HEADER
+    beside = _beside(facts, config)
+    return template.format(
         version=summary.autotune_version,
         name=_printable(summary.name),
         device=_printable(summary.environment.device_name),
         command=_printable(shlex.join(summary.command)),
-        lr=lr,
-    )
-
-
-def _framework(summary: RunSummary) -> str | None:
-    """Return the framework whose trainer was given, by its name in notes; None for the user's own loop."""
-    named = (
-        str(found.figures.get("framework")) for found in summary.notes if found.code in _OF_TRAINERS
-    )
-    return next((name for name in named if name in _TRAINERS), None)
-
-
-def _trainer_header(summary: RunSummary, config: TrainingConfig, framework: str) -> str:
-    target = _TRAINERS[framework]
-    beside = _beside(summary.facts, config)
-    if beside:
-        beside = f"# The search had beside your loader, which must be made with it: {beside}.\n"
-    optimizer = ""
-    if config.fused:
-        optimizer = f', optimizer="{_printable(summary.facts.optimizer.name)}"'
-    return _TRAINER_HEADER.format(
-        version=summary.autotune_version,
-        name=_printable(summary.name),
-        device=_printable(summary.environment.device_name),
+        lr=_script_lr(summary, config),
+        loader=_loader(facts, config),
+        ranks=_ranks(config),
+        binding="" if config.numa_binding is None else _BINDING.format(binding=config.numa_binding),
+        taken_off=_taken_off(summary.baseline, config),
+        malloc=_malloc(summary.environment),
         framework=framework,
         target=target,
         kind=_printable(summary.environment.device.partition(":")[0]),
-        optimizer=optimizer,
-        use=_USES[target],
-        beside=beside,
-        taken_off=_taken_off(summary.baseline, config),
-        malloc=_malloc(summary.environment),
+        optimizer=f', optimizer="{_printable(facts.optimizer.name)}"' if config.fused else "",
+        use=_USES.get(target, ""),
+        beside=_TRAINER_BESIDE.format(beside=beside) if beside else "",
     )
+
+
+def _script_lr(summary: RunSummary, config: TrainingConfig) -> str:
+    """Return the comment on a learning rate that the script sets itself; "" if it needs no change."""
+    before = summary.baseline.lr
+    script = summary.facts.script
+    if script is None or config.lr == before or "lr" in script.placeholders:
+        return ""
+    return _SCRIPT_LR.format(before=before, factor=round(config.lr / before, 4))
+
+
+def _framework(summary: RunSummary) -> str:
+    """Return the framework whose trainer was given, by its name in notes; "" for the user's own loop."""
+    named = (
+        str(found.figures.get("framework")) for found in summary.notes if found.code in _OF_TRAINERS
+    )
+    return next((name for name in named if name in _TRAINERS), "")
 
 
 def _loader(facts: WorkloadFacts, config: TrainingConfig) -> str:
@@ -317,10 +299,6 @@ def _ranks(config: TrainingConfig) -> str:
     if config.strategy == "single":
         return ""
     return (_DDP if config.strategy == "ddp" else _DP).format(count=config.world_size)
-
-
-def _binding(config: TrainingConfig) -> str:
-    return "" if config.numa_binding is None else _BINDING.format(binding=config.numa_binding)
 
 
 def _taken_off(before: TrainingConfig, config: TrainingConfig) -> str:
@@ -380,10 +358,6 @@ def read_recommended(path: str | Path) -> TrainingConfig:
             rule.
     """
     path = Path(path)
-    if isdir(path):  # noqa: PTH112 - unlike Path.is_dir, no error for a name that no file system takes
-        raise ConfigError(
-            f"{path}: is a folder; give the file, such as {path / 'recommended.yaml'}"
-        )
     document = read_document(path)
     settings = document.data.get("settings")
     if "format" not in document.data or not isinstance(settings, dict):
@@ -431,17 +405,13 @@ def read_script(path: str | Path) -> AppliedScript:
         ConfigError: The file can't be read, or was not found for a command.
     """
     document = read_document(Path(path))
-    given = {name: document.data.get(name) for name in ("command", "script", "malloc")}
-    if given["command"] is None or given["script"] is None:
+    names = [name for name in AppliedScript.model_fields if document.data.get(name) is not None]
+    if not {"command", "script"} <= set(names):
         raise ConfigError(
-            f"{path}: must have been found for a command to be applied to one, but it was found "
-            f"for a model and a "
-            "dataset; use autotune.load in your own loop, or search with autotune run -- python "
-            "train.py"
+            f"{path}: must be of a search for a command, but is for a model and a dataset; use "
+            "autotune.load in your own loop, or search with autotune run -- python train.py"
         )
-    found, problems = validated(
-        AppliedScript, {name: value for name, value in given.items() if value is not None}
-    )
+    found, problems = validated(AppliedScript, {name: document.data[name] for name in names})
     if found is None:
         raise ConfigError(*map(str, document.placed(problems)))
     return found
@@ -478,26 +448,21 @@ def _evidence(summary: RunSummary, recommendation: Recommendation) -> dict[str, 
         "baseline": runs_of(summary.trials, 0),
         "recommended": runs_of(summary.trials, recommendation.number),
     }
-    sources = (
-        run.busy_source
-        for measured in runs.values()
-        for run in measured
-        if run.busy_source is not None
-    )
-    peak = max((run.peak_memory_bytes for run in runs["recommended"]), default=None)
+    sources = [run.busy_source for own in runs.values() for run in own if run.busy_source]
+    peaks = [run.peak_memory_bytes / 2**30 for run in runs["recommended"]]
     return {
         "verdict": recommendation.verdict,
-        "speedup": _interval(recommendation.speedup),
+        "speedup": _rounded(recommendation.speedup),
         "gain_probability": _rounded(recommendation.gain_probability),
         "samples_per_s": {
-            name: _interval(rate_of_runs(own, summary.run_variation) if own else None)
+            name: _rounded(rate_of_runs(own, summary.run_variation) if own else None)
             for name, own in runs.items()
         },
         "busy_fraction": {
             **{name: _busy(own) for name, own in runs.items()},
-            "source": next(sources, None),
+            "source": next(iter(sources), None),
         },
-        "peak_memory_gib": None if peak is None else _rounded(peak / 2**30),
+        "peak_memory_gib": _rounded(max(peaks, default=None)),
         "memory_limit_gib": _rounded(summary.limit_bytes / 2**30),
         "memory_source": summary.memory_source,
         "reasons": [*map(str, recommendation.reasons)],
@@ -506,15 +471,13 @@ def _evidence(summary: RunSummary, recommendation: Recommendation) -> dict[str, 
     }
 
 
-def _busy(runs: Sequence[Measurement]) -> float | None:
+def _busy(runs: Sequence[Measurement]) -> Any:
     fractions = [run.busy_fraction for run in runs if run.busy_fraction is not None]
     return _rounded(fmean(fractions)) if fractions else None
 
 
-def _interval(figure: Interval | None) -> dict[str, float | None] | None:
-    return None if figure is None else {name: _rounded(value) for name, value in figure}
-
-
-def _rounded(value: float | None) -> float | None:
-    """Return four significant digits; None for an unknown value, such as an interval's open end."""
+def _rounded(value: Interval | float | None) -> Any:
+    """Return four significant digits, also of an interval's parts; None for an unknown or open end."""
+    if isinstance(value, Interval):
+        return {name: _rounded(part) for name, part in value}
     return float(f"{value:.{_DIGITS}g}") if value is not None and isfinite(value) else None

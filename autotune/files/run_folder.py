@@ -74,17 +74,6 @@ class RunFolder:
         self.holder = path / ".holder"
         """Process that holds the lock."""
 
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """Files that a search leaves, without logs and lock."""
-        reports = (self.recommended, self.patch, self.report, self.page)
-        return (self.study, self.trials, *reports, self.environment, self.summary, self.curves)
-
-    @property
-    def sqlite_files(self) -> tuple[Path, ...]:
-        """Files that SQLite writes next to the study."""
-        return tuple(self.study.with_name(f"{self.study.name}{end}") for end in _OF_SQLITE)
-
     def read_curves(self) -> Curves | Note | None:
         """Read the measurements of loader and device alone; None or a note if they must be repeated."""
         try:
@@ -130,7 +119,10 @@ class RunFolder:
         """Remove an earlier run: only the files named here."""
         self.remove_temporary()
         _remove_folder(self.logs)
-        for file in (*self.files, *self.sqlite_files):
+        reports = (self.recommended, self.patch, self.report, self.page)
+        data = (self.study, self.trials, self.environment, self.summary, self.curves)
+        beside_study = [self.study.with_name(f"{self.study.name}{end}") for end in _OF_SQLITE]
+        for file in (*reports, *data, *beside_study):
             file.unlink(missing_ok=True)
 
     def remove_temporary(self) -> None:
@@ -200,9 +192,6 @@ def read_summary(path: Path) -> RunSummary:
     file = RunFolder(path).summary
     try:
         return RunSummary.model_validate_json(file.read_bytes())
-    except (FileNotFoundError, NotADirectoryError) as error:
-        rule = f"a run folder must hold {file.name}, but {path} does not ({error.strerror})"
-        raise ConfigError(f"{rule}; name that of a finished search") from error
     except ValidationError as error:
         rule = f"{path} must be a run folder of this version of autotune, but {file.name}: {_first_of(error)}"
         raise ConfigError(
@@ -210,9 +199,7 @@ def read_summary(path: Path) -> RunSummary:
         ) from error
     except (OSError, ValueError) as error:  # a ValueError where the path is none
         reason = getattr(error, "strerror", None) or error
-        rule = (
-            f"a run folder must hold {file.name} as a file that can be read, but {file}: {reason}"
-        )
+        rule = f"a run folder must hold a readable {file.name}, but {file}: {reason}"
         raise ConfigError(f"{rule}; name that of a finished search") from error
 
 

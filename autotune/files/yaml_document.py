@@ -83,8 +83,6 @@ class Problem:
     text: str
     path: KeyPath = ()
     place: Place | None = None
-    is_about_key: bool = False
-    """True if the key is wrong, not its value."""
 
     def __str__(self) -> str:
         dotted = "".join(
@@ -100,43 +98,34 @@ class Problem:
 
 @dataclass(slots=True, kw_only=True)
 class Document:
-    """Plain data, the place of each value and key, and the problems found while parsing."""
+    """Plain data, the place of each key and item, and the problems found while parsing."""
 
     root: Place
     data: dict[str, Any] = field(default_factory=dict)
-    values: dict[KeyPath, Place] = field(default_factory=dict)
-    keys: dict[KeyPath, Place] = field(default_factory=dict)
+    places: dict[KeyPath, Place] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     broken: set[KeyPath] = field(default_factory=set)
     """Paths of values with a problem; the data has None there."""
 
     def placed(self, problems: Iterable[Problem], below: KeyPath = ()) -> list[Problem]:
-        """Add the places to problems below a path: that of the key or value, or of the nearest parent.
+        """Add the places to problems below a path: that of the key, or of the nearest parent.
 
         Problems of values that have one already are left out.
         """
         found = []
         for problem in problems:
-            located = replace(problem, path=(*below, *problem.path))
-            if located.path not in self.broken:
-                found.append(replace(located, place=self._place_of(located)))
+            path = (*below, *problem.path)
+            if path not in self.broken:
+                parents = (path[:length] for length in range(len(path), 0, -1))
+                known = (self.places[parent] for parent in parents if parent in self.places)
+                found.append(replace(problem, path=path, place=next(known, self.root)))
         return found
 
-    def _place_of(self, problem: Problem) -> Place:
-        if problem.is_about_key and problem.path in self.keys:
-            return self.keys[problem.path]
-        parents = (problem.path[:length] for length in range(len(problem.path), 0, -1))
-        return next((self.values[path] for path in parents if path in self.values), self.root)
-
     def build(self, node: yaml.Node, path: KeyPath, locate: _Locate) -> Any:
-        """Return the plain data of a node, and record the place of each value and key."""
-        place = self.values[path] = locate(node.start_mark)
-        if len(self.values) > _MAX_NODES:
-            raise _refusal(
-                f"must hold at most {_MAX_NODES} values, aliases expanded, but holds more; use "
-                f"fewer",
-                place,
-            )
+        """Return the plain data of a node, and record the place of each key and item."""
+        place = self.places.setdefault(path, locate(node.start_mark))
+        if len(self.places) > _MAX_NODES:
+            raise _refusal(f"must hold at most {_MAX_NODES} values, aliases expanded", place)
         if len(path) > _MAX_DEPTH:
             raise _refusal(
                 f"values are nested deeper than {_MAX_DEPTH} levels, aliases expanded", place
@@ -150,7 +139,7 @@ class Document:
         try:
             return _scalar(node)
         except ValueError as error:
-            self._report(str(error), path, place)
+            self.problems.append(Problem(text=str(error), path=path, place=place))
             self.broken.add(path)
             return None
 
@@ -158,24 +147,17 @@ class Document:
         found: dict[str, Any] = {}
         for key_node, value_node in node.value:
             key = key_node.value
-            inner = (*path, key_node.value)
             place = locate(key_node.start_mark)
             if not isinstance(key_node, yaml.ScalarNode) or key_node.tag != f"{_TAG}str":
-                self._report(f"a key must be a text, but got {_source_of(key_node)}", path, place)
+                text = f"a key must be a text, but got {_source_of(key_node)}"
+                self.problems.append(Problem(text=text, path=path, place=place))
             elif key in found:
-                line = self.keys[inner].line
-                self._report(
-                    f"is given twice{f', first in line {line}' if line else ''}; keep one",
-                    inner,
-                    place,
-                )
+                text = f"is given twice, first at {self.places[*path, key]}; keep one"
+                self.problems.append(Problem(text=text, path=(*path, key), place=place))
             else:
-                self.keys[inner] = place
-                found[key] = self.build(value_node, inner, locate)
+                self.places[*path, key] = place
+                found[key] = self.build(value_node, (*path, key), locate)
         return found
-
-    def _report(self, text: str, path: KeyPath, place: Place) -> None:
-        self.problems.append(Problem(text=text, path=path, place=place))
 
 
 def read_document(path: Path) -> Document:
@@ -196,14 +178,9 @@ def read_text(path: Path) -> str:
     place = Place(source=str(path))
     try:
         raw = read_some(path, _MAX_BYTES + 1, _LONGEST_WAIT_S)
-    except FileNotFoundError:
-        raise _refusal("there is no such file; check the path", place) from None
-    except IsADirectoryError:
-        raise _refusal("is a folder; give a file", place) from None
     except (OSError, ValueError) as error:
-        raise _refusal(
-            f"can't be read ({getattr(error, 'strerror', None) or error})", place
-        ) from None
+        reason = getattr(error, "strerror", None) or error
+        raise _refusal(f"can't be read ({reason}); give a readable file", place) from None
     if raw is None:
         raise _refusal(
             f"nothing has come out of it for {_LONGEST_WAIT_S:.0f} s; give a file", place
@@ -236,7 +213,7 @@ def apply_override(document: Document, override: str) -> None:
     for depth, key in enumerate(path[:-1], start=1):
         if parent.get(key) is None:
             parent[key] = {}
-            document.keys[path[:depth]] = document.values[path[:depth]] = place
+            document.places[path[:depth]] = place
         parent = parent[key]
         if not isinstance(parent, dict):
             raise _refusal(
@@ -244,10 +221,9 @@ def apply_override(document: Document, override: str) -> None:
                 place,
                 path[:depth],
             )
-    for places in (document.values, document.keys):
-        for below in [below for below in places if below[: len(path)] == path]:
-            del places[below]
-    document.keys[path] = document.values[path] = place
+    for below in [below for below in document.places if below[: len(path)] == path]:
+        del document.places[below]
+    document.places[path] = place
     node = _compose(text, lambda _: place)
     parent[path[-1]] = None if node is None else document.build(node, path, lambda _: place)
 

@@ -30,6 +30,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from autotune.apply.loader import inner_loader
 from autotune.apply.prepare import (
     ForeignParametersError,
+    arranged,
     can_fuse,
     is_fused,
     optimizer_like,
@@ -72,7 +73,7 @@ def build_model(workload: Workload, config: TrainingConfig, device: Device) -> n
     Raises:
         WorkloadFault: The workload gives no model.
     """
-    return config.arrange(made_model(workload).train(), device.torch_device, is_trial=True)
+    return arranged(config, made_model(workload).train(), device.torch_device, is_trial=True)
 
 
 def made_model(workload: Workload) -> nn.Module:

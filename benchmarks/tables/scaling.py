@@ -52,7 +52,7 @@ def _assumptions(given: Mapping[str, Any]) -> str:
             _listed(f"{_ms(s)} in {name}" for name, s in job["sample_s"].items()),
         ],
         [
-            "a micro batch, an optimizer step beside it",
+            "a micro batch, an optimizer step",
             f"{_ms(job['batch_s'])}, {_ms(job['optimizer_s'])}",
         ],
         [
@@ -66,10 +66,13 @@ def _assumptions(given: Mapping[str, Any]) -> str:
             f"beyond a rack of {cluster['rack_gpus']} GPUs",
             f"the same, or {_link(given['beyond_a_rack'])}",
         ],
-        ["spread of computing between ranks", f"{cluster['jitter']:.1%}; all wait for the slowest"],
-        ["noise of a trial's rate", f"{given['noise']:.0%}"],
         [
-            "today's settings",
+            "variation of computing among ranks",
+            f"{cluster['jitter']:.1%}; all wait for the slowest",
+        ],
+        ["noise of a trial's throughput", f"{given['noise']:.0%}"],
+        [
+            "current settings",
             _listed((*today, f"{start['workers']} workers a GPU", "torch's own buckets")),
         ],
         ["samples of a step", f"{given['samples_per_gpu']} a GPU, on any number of them"],
@@ -77,10 +80,10 @@ def _assumptions(given: Mapping[str, Any]) -> str:
             "a job of a search",
             _listed(f"{s:.0f} s on {ranks} GPUs" for ranks, s in given["job_s"].items()),
         ],
-        ["the training run", f"{given['run_hours']:.0f} h with today's settings"],
+        ["the training run", f"{given['run_hours']:.0f} h with the current settings"],
         ["repetitions", f"{given['seeds']} seeds"],
     ]
-    return _table(["what", "taken to be"], rows)
+    return _table(["what", "assumed"], rows)
 
 
 def _network(true: Mapping[str, float], seeds: Sequence[Mapping[str, Any]]) -> str:
@@ -115,7 +118,7 @@ def _errors(seeds: Sequence[Mapping[str, Any]]) -> str:
         for fit, key in (("as described", "errors"), ("without them", "blind_errors"))
     ]
     head = [
-        "foretold for",
+        "forecast for",
         "fit",
         "best setting: median (least to most)",
         "all settings: median size",
@@ -148,10 +151,10 @@ def _curve(curves: Sequence[Sequence[Mapping[str, float]]]) -> str:
     return _table(
         [
             "GPUs",
-            "foretold",
+            "forecast",
             "one network",
             "slower beyond a rack",
-            "foretold over the last, less 1",
+            "forecast over the last, less 1",
         ],
         rows,
     )

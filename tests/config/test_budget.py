@@ -8,11 +8,11 @@ from pydantic import ValidationError
 from autotune.config.plan import Budget
 
 
-def test_a_number_left_open_means_at_most_forty_and_may_stop_early() -> None:
+def test_default() -> None:
     assert (Budget().max_trials, Budget().may_stop_early) == (40, True)
 
 
-def test_a_number_given_is_honoured() -> None:
+def test_given_number() -> None:
     budget = Budget(n_trials=100)
     assert (budget.max_trials, budget.may_stop_early) == (100, False)
 
@@ -27,6 +27,6 @@ def test_a_number_given_is_honoured() -> None:
         {"seconds": 3},
     ],
 )
-def test_a_budget_of_nothing_is_refused(values: dict[str, float]) -> None:
+def test_bad_budget(values: dict[str, float]) -> None:
     with pytest.raises(ValidationError):
         Budget.model_validate(values)

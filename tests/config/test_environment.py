@@ -25,7 +25,7 @@ from tests.factories import make_environment
         {"malloc": ("MALLOC_TRIM_THRESHOLD_=0",)},
     ],
 )
-def test_other_hardware_or_another_torch_has_another_fingerprint(change: dict[str, object]) -> None:
+def test_fingerprint_follows_hardware_and_torch(change: dict[str, object]) -> None:
     assert make_environment(**change).fingerprint != make_environment().fingerprint
 
 
@@ -40,11 +40,11 @@ def test_other_hardware_or_another_torch_has_another_fingerprint(change: dict[st
         {"keeps_memory": True},
     ],
 )
-def test_what_speed_does_not_depend_on_leaves_the_fingerprint(change: dict[str, object]) -> None:
+def test_fingerprint_ignores_the_rest(change: dict[str, object]) -> None:
     assert make_environment(**change).fingerprint == make_environment().fingerprint
 
 
-def test_a_fingerprint_is_twelve_hex_digits_and_survives_json() -> None:
+def test_fingerprint_form() -> None:
     environment = make_environment()
     assert len(environment.fingerprint) == 12
     assert int(environment.fingerprint, 16) >= 0
@@ -54,6 +54,6 @@ def test_a_fingerprint_is_twelve_hex_digits_and_survives_json() -> None:
 @pytest.mark.parametrize(
     "override", ["PATH=/home/me", "NVIDIA_TF32_OVERRIDE=2", "NVIDIA_TF32_OVERRIDE=0\nX", "1"]
 )
-def test_no_other_variable_and_no_other_value_of_the_environment_is_kept(override: str) -> None:
+def test_only_tf32_switches_are_kept(override: str) -> None:
     with pytest.raises(ValidationError, match="tf32_overrides"):
         make_environment(tf32_overrides=(override,))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 from pydantic import ValidationError
 
@@ -21,9 +23,7 @@ from autotune.config.plan import Objective
         (2e9, 2 * 10**9),
     ],
 )
-def test_a_limit_is_bytes_a_size_or_a_fraction(
-    given_limit: int | float | str, bytes_of_1000: int
-) -> None:
+def test_limit(given_limit: int | float | str, bytes_of_1000: int) -> None:
     objective = Objective.model_validate({"memory_limit": given_limit})
     assert objective.limit_bytes(1000) == bytes_of_1000
     assert Objective.model_validate_json(objective.model_dump_json()) == objective
@@ -33,39 +33,18 @@ def test_a_limit_is_bytes_a_size_or_a_fraction(
     ("reserve", "left_of_1000"),
     [(0, 900), ("0", 900), (0.1, 800), (300, 600), ("200 B", 700), ("2KiB", 900 - 2048)],
 )
-def test_a_reserve_is_left_free_below_the_limit(reserve: float | str, left_of_1000: int) -> None:
+def test_reserve(reserve: float | str, left_of_1000: int) -> None:
     objective = Objective.model_validate({"reserve": reserve})
     assert objective.limit_bytes(1000) == left_of_1000
     assert Objective.model_validate_json(objective.model_dump_json()) == objective
 
 
-@pytest.mark.parametrize(
-    "reserve", [-1, 1, 1.0, 1.5, True, None, "much", "-2GiB", "inf", "nan", [1]]
-)
-def test_a_reserve_that_is_no_size_is_refused_with_the_rule(reserve: object) -> None:
-    with pytest.raises(ValidationError, match="reserve"):
-        Objective.model_validate({"reserve": reserve})
+_NO_SIZES = [-1, 1.5, True, None, "much", "", "0GiB", "-2GiB", "inf", "nan", float("inf"), [1]]
 
 
 @pytest.mark.parametrize(
-    "given_limit",
-    [
-        0,
-        -1,
-        1.5,
-        True,
-        None,
-        "much",
-        "",
-        "0GiB",
-        "-2GiB",
-        "inf",
-        "nan",
-        float("inf"),
-        float("nan"),
-        [1],
-    ],
+    ("name", "size"), [("memory_limit", 0), *product(["memory_limit", "reserve"], _NO_SIZES)]
 )
-def test_a_limit_that_is_none_of_these_is_refused_with_the_rule(given_limit: object) -> None:
-    with pytest.raises(ValidationError, match="memory_limit"):
-        Objective.model_validate({"memory_limit": given_limit})
+def test_other_sizes_are_refused(name: str, size: object) -> None:
+    with pytest.raises(ValidationError, match=name):
+        Objective.model_validate({name: size})

@@ -11,24 +11,7 @@ from autotune.config.plan import Choices, DdpSpace, IntRange, SearchSpace
 from autotune.config.training_config import LOADER_SETTINGS, DdpConfig, TrainingConfig
 
 
-def test_a_setting_takes_a_list_a_range_or_one_value() -> None:
-    space = SearchSpace.model_validate(
-        {
-            "num_workers": {"low": 0, "high": 4},
-            "amp_dtype": ["float32"],
-            "prefetch_factor": None,
-            "pin_memory": True,
-        }
-    )
-    assert space.given() == {
-        "num_workers": IntRange(low=0, high=4),
-        "amp_dtype": Choices(values=("float32",)),
-        "prefetch_factor": Choices(values=(None,)),
-        "pin_memory": Choices(values=(True,)),
-    }
-
-
-def test_a_domain_that_is_already_one_is_checked_as_well() -> None:
+def test_domain_objects_are_checked() -> None:
     assert SearchSpace(num_workers=IntRange(low=1, high=2)).given() == {
         "num_workers": IntRange(low=1, high=2)
     }
@@ -38,7 +21,7 @@ def test_a_domain_that_is_already_one_is_checked_as_well() -> None:
         SearchSpace(amp_dtype=Choices(values=("fp8",)))
 
 
-def test_repeated_choices_count_once() -> None:
+def test_repeated_choices() -> None:
     assert SearchSpace.model_validate({"num_workers": (2, 2, 0)}).given() == {
         "num_workers": Choices(values=(2, 0))
     }
@@ -48,27 +31,23 @@ def test_repeated_choices_count_once() -> None:
     ("given_space", "said"),
     [
         ({"num_workers": []}, "num_workers"),
-        ({"num_workers": [-1]}, "-1 .*num_workers"),
         ({"num_workers": [0, True]}, "True .*num_workers"),
         ({"num_workers": None}, "None .*num_workers"),
         ({"num_workers": {"low": 3, "high": 1}}, r"\(low=3, high=1\)"),
         ({"num_workers": {"low": 0, "high": 4, "log": True}}, "low"),
         ({"num_workers": {"low": 0}}, "high"),
-        ({"num_workers": {"low": 0, "high": 1.5}}, "high"),
         ({"num_workers": {"low": 0, "high": 4, "step": 2}}, "step"),
         ({"pin_memory": {"low": 0, "high": 1}}, "pin_memory"),
-        ({"amp_dtype": [["float32"]]}, "amp_dtype"),
         ({"amp_dtype": ["fp8"]}, "'fp8' .*amp_dtype"),
-        ({"batch_size": [32]}, "batch_size"),
         ({"lr": [0.1]}, "lr"),
     ],
 )
-def test_what_can_not_be_a_space_is_refused(given_space: dict[str, Any], said: str) -> None:
+def test_bad_space(given_space: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         SearchSpace.model_validate(given_space)
 
 
-def test_domains_know_their_values_by_type() -> None:
+def test_domains_compare_types() -> None:
     assert True not in Choices(values=(1, 0))
     assert 1 not in Choices(values=(True,))
     assert True not in IntRange(low=0, high=2)
@@ -76,39 +55,24 @@ def test_domains_know_their_values_by_type() -> None:
     assert len(IntRange(low=2, high=4)) == 3
 
 
-def test_ddps_settings_are_named_by_their_section() -> None:
+def test_ddp_settings() -> None:
     space = SearchSpace.model_validate(
         {
             "world_size": [1, 2],
-            "ddp": {"bucket_cap_mb": [None, 50], "static_graph": True, "comm_hook": None},
+            "prefetch_factor": None,
+            "ddp": {"bucket_cap_mb": [None, 50], "static_graph": True},
         }
     )
     assert space.given() == {
         "ddp.bucket_cap_mb": Choices(values=(None, 50.0)),
-        "ddp.comm_hook": Choices(values=(None,)),
         "ddp.static_graph": Choices(values=(True,)),
+        "prefetch_factor": Choices(values=(None,)),
         "world_size": Choices(values=(1, 2)),
     }
     assert SearchSpace(ddp=None).given() == SearchSpace(ddp=DdpSpace()).given() == {}
     assert set(DdpSpace.model_fields) == set(DdpConfig.model_fields)
 
 
-@pytest.mark.parametrize(
-    ("given_ddp", "said"),
-    [
-        ({"bucket_cap_mb": [0]}, "0 .*bucket_cap_mb"),
-        ({"bucket_cap_mb": {"low": 0, "high": 9}}, "0 .*bucket_cap_mb"),
-        ({"static_graph": [1]}, "1 .*static_graph"),
-        ({"comm_hook": ["fp8"]}, "'fp8' .*comm_hook"),
-        ({"bucket_cap": 3}, "bucket_cap"),
-        ([1], "ddp"),
-    ],
-)
-def test_what_can_not_be_a_space_of_ddp_is_refused(given_ddp: object, said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
-        SearchSpace.model_validate({"ddp": given_ddp})
-
-
-def test_every_setting_but_the_learning_rate_can_be_searched() -> None:
+def test_every_setting_but_lr() -> None:
     assert set(SearchSpace.model_fields) == set(TrainingConfig.model_fields) - {"lr"}
     assert set(LOADER_SETTINGS) < set(TrainingConfig.model_fields)

@@ -42,7 +42,7 @@ def run(allocation: dict[str, str], *arguments: str) -> subprocess.CompletedProc
     )
 
 
-def test_the_search_runs_on_a_cluster_of_all_nodes(allocation: dict[str, str]) -> None:
+def test_search_on_all_nodes(allocation: dict[str, str]) -> None:
     told = run(allocation, "my config.yaml", "--set", "budget.timeout_s=1500")
     assert (told.returncode, told.stderr) == (0, "")
     address, command, *options = told.stdout.splitlines()
@@ -65,13 +65,13 @@ def test_the_search_runs_on_a_cluster_of_all_nodes(allocation: dict[str, str]) -
     ]
 
 
-def test_a_configuration_must_be_named(allocation: dict[str, str]) -> None:
+def test_usage(allocation: dict[str, str]) -> None:
     told = run(allocation)
     assert told.returncode == 2
     assert told.stderr.startswith("usage: ")
 
 
-def test_the_examples_settings_are_an_executor() -> None:
+def test_example_executor() -> None:
     text = (DOCS / "cluster.md").read_text()
     example = yaml.safe_load(text.partition("```yaml\n")[2].partition("```")[0])
     assert Executor.model_validate(example["executor"]).kind == "ray"

@@ -14,12 +14,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-import autotune
 from autotune.cli import cli
 from autotune.config.environment import Environment
-from autotune.testing import FakeLauncher
 from autotune.worker.device import open_device
 from autotune.worker.environment import describe
+from tests.factories.searches import fake_search
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "security.md").read_text()
@@ -68,16 +67,7 @@ def imported(tree: ast.AST) -> set[str]:
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """The folder of a simulated search."""
-    found = autotune.search(
-        object,
-        list,
-        launcher=FakeLauncher(),
-        n_trials=2,
-        method="random",
-        run_dir=tmp_path / "run",
-        progress=False,
-    )
-    return found.run_dir
+    return fake_search(tmp_path, n_trials=2, method="random").run_dir
 
 
 def test_each_line_of_the_page_names_a_test_that_exists() -> None:
@@ -147,15 +137,7 @@ def test_a_pickle_that_lies_in_a_run_folder_is_not_read(run: Path, tmp_path: Pat
     for place in (run / "payload" / "stream", run / "curves.json", run / "scratch" / "job.json"):
         place.parent.mkdir(exist_ok=True)
         place.write_bytes(planted)
-    again = autotune.search(
-        object,
-        list,
-        launcher=FakeLauncher(),
-        n_trials=3,
-        method="random",
-        run_dir=run,
-        progress=False,
-    )
+    again = fake_search(tmp_path, n_trials=3, method="random")
     assert len(again.trials) == 3
     assert not (tmp_path / "made").exists()
     assert not (run / "payload").exists()
@@ -193,16 +175,7 @@ def test_no_secret_of_the_environment_stands_in_what_is_written(
     found = describe(open_device("cpu", 0, count=1, limit_bytes=None), job_blocks=False)
     assert isinstance(found, Environment)
     assert "s3cr3t" not in found.model_dump_json()
-    run_dir = tmp_path / "run"
-    autotune.search(
-        object,
-        list,
-        launcher=FakeLauncher(),
-        n_trials=2,
-        method="random",
-        run_dir=run_dir,
-        progress=False,
-    )
+    run_dir = fake_search(tmp_path, n_trials=2, method="random").run_dir
     texts = {path.name: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
     assert {"environment.json", "summary.json", "study.db", "recommended.yaml"} <= texts.keys()
     assert [name for name, content in texts.items() if b"s3cr3t" in content] == []

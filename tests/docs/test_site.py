@@ -43,14 +43,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_every_page_is_in_the_navigation() -> None:
+def test_navigation() -> None:
     navigation = yaml.load((ROOT / "mkdocs.yml").read_text(), Loader=yaml.BaseLoader)["nav"]
     pages = {*leaves(navigation)}
     assert pages == {page.name for page in DOCS.glob("*.md")} | ELSEWHERE
 
 
 @pytest.mark.slow
-def test_a_page_loads_nothing_from_elsewhere(site: Path) -> None:
+def test_pages_load_nothing_foreign(site: Path) -> None:
     for page in site.rglob("*.html"):
         loaded = re.findall(
             r"<(?:script|link|img|iframe)\b[^>]*(?:src|href)=[\"']?(\S+)", page.read_text()
@@ -60,21 +60,21 @@ def test_a_page_loads_nothing_from_elsewhere(site: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_file_that_a_page_links_to_is_in_the_site(site: Path) -> None:
+def test_linked_files_are_copied(site: Path) -> None:
     assert 'href="repository/configs/quickstart.yaml"' in (site / "index.html").read_text()
     copied = site / "repository" / "configs" / "quickstart.yaml"
     assert copied.read_bytes() == (ROOT / "configs" / "quickstart.yaml").read_bytes()
 
 
 @pytest.mark.slow
-def test_each_picture_says_what_it_shows(site: Path) -> None:
+def test_pictures_have_alt_texts(site: Path) -> None:
     for page in site.rglob("*.html"):
         for picture in re.findall(r"<img\b[^>]*>", page.read_text()):
             assert re.search(r"alt=\"[^\"]{10,}\"", picture), picture
 
 
 @pytest.mark.slow
-def test_the_reference_names_all_that_is_public_and_nothing_private(site: Path) -> None:
+def test_reference_is_complete(site: Path) -> None:
     page = (DOCS / "python.md").read_text()
     assert set(re.findall(r"^::: autotune\.(\w+)$", page, flags=re.MULTILINE)) == set(
         autotune.__all__
@@ -85,7 +85,7 @@ def test_the_reference_names_all_that_is_public_and_nothing_private(site: Path) 
 
 
 @pytest.mark.parametrize("name", autotune.__all__)
-def test_what_is_public_has_a_docstring(name: str) -> None:
+def test_public_docstrings(name: str) -> None:
     named = getattr(autotune, name)
     assert inspect.getdoc(named)
     members = vars(named).items() if inspect.isclass(named) else ()
@@ -104,7 +104,7 @@ def test_what_is_public_has_a_docstring(name: str) -> None:
     [Plan, RunSummary, SummaryDocument, Comparison, Diagnosis],
     ids=lambda kind: kind.__name__,
 )
-def test_every_key_of_a_file_is_described(kind: Any) -> None:
+def test_keys_are_described(kind: Any) -> None:
     pytest.importorskip("mkdocs")
     schema = runpy.run_path(str(DOCS / "site.py"))["described_schema"](kind)
     bare = [
@@ -118,7 +118,7 @@ def test_every_key_of_a_file_is_described(kind: Any) -> None:
 
 
 @pytest.mark.slow
-def test_the_tables_of_keys_come_from_the_schemas(site: Path) -> None:
+def test_key_tables(site: Path) -> None:
     for page, keys in {
         "configuration": {"max_batch_scale", "bucket_cap_mb"},
         "files": {"samples_per_s_ci"},
@@ -128,7 +128,7 @@ def test_the_tables_of_keys_come_from_the_schemas(site: Path) -> None:
         assert "schema:" not in text
 
 
-def test_the_configuration_page_has_each_section() -> None:
+def test_configuration_page() -> None:
     page = (DOCS / "configuration.md").read_text()
     sections = set(TypeAdapter(Plan).json_schema(mode="serialization")["properties"]) - {"name"}
     assert sections == set(re.findall(r"^\| \[?`(\w+)`", page, flags=re.MULTILINE))
@@ -138,26 +138,18 @@ def test_the_configuration_page_has_each_section() -> None:
 
 
 @pytest.mark.slow
-def test_the_command_line_page_has_each_command(site: Path) -> None:
+def test_command_line_page(site: Path) -> None:
     shown = re.findall(r'<h\d id="autotune-(\w+)"', (site / "command-line.html").read_text())
     assert set(cli.commands) == set(shown)
 
 
 @pytest.mark.slow
-def test_the_site_holds_nothing_that_is_run(site: Path) -> None:
+def test_site_has_no_code(site: Path) -> None:
     assert not [path for path in site.rglob("*.py*") if "repository" not in path.parts]
 
 
-def test_the_glossary_is_short() -> None:
-    assert (
-        15
-        <= len(re.findall(r"^\| \*\*", (DOCS / "glossary.md").read_text(), flags=re.MULTILINE))
-        <= 25
-    )
-
-
 @pytest.mark.parametrize("page", ["out-of-memory", "slow-loader"])
-def test_what_a_page_has_users_write_is_a_configuration(page: str, tmp_path: Path) -> None:
+def test_yaml_of_pages(page: str, tmp_path: Path) -> None:
     blocks = re.findall(
         r"^```yaml\n(.*?)^```", (DOCS / f"{page}.md").read_text(), flags=re.MULTILINE | re.DOTALL
     )

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-import autotune
 from autotune.cli import cli
-from autotune.testing import FakeLauncher
+from tests.factories.searches import fake_search
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "tutorial.md").read_text()
@@ -37,16 +36,7 @@ def test_its_script_trains_with_what_was_recommended(tmp_path: Path) -> None:
         "pin_memory": False,
         "micro_batch_size": 32,
     }
-    run_dir = tmp_path / "runs" / "quickstart"
-    autotune.search(
-        object,
-        list,
-        space=space,
-        launcher=FakeLauncher(),
-        n_trials=2,
-        run_dir=run_dir,
-        progress=False,
-    )
+    fake_search(tmp_path, space=space, n_trials=2, run_dir=tmp_path / "runs" / "quickstart")
     (tmp_path / "train.py").write_text(script)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(

@@ -1,59 +1,11 @@
-"""Configurations of every kind, for exports."""
+"""Configurations for exports."""
 
 from __future__ import annotations
 
-from typing import Any, get_args
-
-from hypothesis import assume
-from hypothesis import strategies as st
-from pydantic import ValidationError
-
-from autotune.config.training_config import (
-    AMP_DTYPES,
-    NEUTRAL_WITHOUT_WORKERS,
-    CompileMode,
-    DdpConfig,
-    TrainingConfig,
-)
+from autotune.config.training_config import DdpConfig, TrainingConfig
 from autotune.export.table import Wanted, wanted
 
-__all__ = ["BUDGET", "EVERYTHING", "any_configs", "flat"]
-
-_DDP = st.builds(
-    DdpConfig,
-    bucket_cap_mb=st.none() | st.integers(1, 200).map(float) | st.sampled_from([0.5, 12.25]),
-    first_bucket_mb=st.none() | st.just(2.0),
-    gradient_as_bucket_view=st.booleans(),
-    static_graph=st.booleans(),
-    find_unused_parameters=st.booleans(),
-    broadcast_buffers=st.booleans(),
-    comm_hook=st.sampled_from([None, "fp16", "bf16", "powersgd"]),
-)
-_SETTINGS = st.fixed_dictionaries(
-    {
-        "micro_batch_size": st.integers(1, 1024),
-        "max_tokens": st.none() | st.integers(1, 8192),
-        "grad_accum_steps": st.integers(1, 8),
-        "lr": st.sampled_from([1e-5, 0.1, 3.0]) | st.floats(1e-8, 10),
-        "amp_dtype": st.sampled_from(AMP_DTYPES),
-        "num_workers": st.integers(0, 8),
-        "prefetch_factor": st.none() | st.integers(1, 8),
-        "persistent_workers": st.booleans(),
-        "pin_memory": st.booleans(),
-        "in_order": st.booleans(),
-        "worker_threads": st.none() | st.integers(1, 4),
-        "channels_last": st.booleans(),
-        "compile": st.booleans(),
-        "compile_mode": st.sampled_from(get_args(CompileMode)),
-        "cudnn_benchmark": st.booleans(),
-        "fused": st.booleans(),
-        "intra_op_threads": st.none() | st.integers(1, 8),
-        "world_size": st.integers(1, 4),
-        "strategy": st.sampled_from(["single", "dp", "ddp"]),
-        "ddp": st.none() | _DDP,
-        "numa_binding": st.sampled_from([None, "node", "exclusive"]),
-    }
-)
+__all__ = ["BUDGET", "EVERYTHING", "flat"]
 EVERYTHING = TrainingConfig(
     micro_batch_size=64,
     grad_accum_steps=2,
@@ -83,26 +35,7 @@ EVERYTHING = TrainingConfig(
 )
 """Each setting but static_graph, which can't stand here, and first_bucket_mb at another value than torch's own."""
 BUDGET = TrainingConfig(micro_batch_size=1313, max_tokens=4096, grad_accum_steps=2)
-"""A batch sampler makes batches of so many tokens; their size in samples is a mean."""
-
-
-@st.composite
-def any_configs(draw: st.DrawFn) -> TrainingConfig:
-    """A valid configuration; settings that contradict each other are put right, so that few are thrown away."""
-    values: dict[str, Any] = draw(_SETTINGS)
-    if values["num_workers"] == 0:
-        values |= NEUTRAL_WITHOUT_WORKERS
-    if not values["compile"]:
-        values["compile_mode"] = "default"
-    if values["strategy"] == "single":
-        values["world_size"] = 1
-    if values["strategy"] != "ddp":
-        values["ddp"] = None
-    try:
-        return TrainingConfig(**values)
-    except ValidationError:
-        assume(False)
-        raise
+"""With a token budget, the size of a batch in samples is an average."""
 
 
 def flat(config: TrainingConfig) -> Wanted:

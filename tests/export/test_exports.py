@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from autotune.cli import EXPORT_TARGETS, FILE_KINDS
 from autotune.config.training_config import CompileMode, DdpConfig, TrainingConfig
 from autotune.errors import ConfigError
-from autotune.export.registry import READERS, TARGETS, read_settings
+from autotune.export.registry import READERS, TARGETS
 from autotune.export.table import Export
-from tests.export.configs import BUDGET, EVERYTHING, any_configs, flat
+from tests.export.configs import BUDGET, EVERYTHING, flat
+from tests.factories.configs import any_configs
 
 DEVICES = st.sampled_from([None, "cpu", "cuda:0"])
 FILES: dict[str, Callable[[str], Any]] = {
@@ -38,7 +39,7 @@ def defaults(export: Export) -> dict[str, str]:
     return dict(export.defaults)
 
 
-def test_the_command_line_names_the_targets_that_there_are() -> None:
+def test_command_line_names_targets() -> None:
     assert tuple(TARGETS) == EXPORT_TARGETS
     assert tuple(READERS) == FILE_KINDS
     assert FILES.keys() == READERS.keys()
@@ -50,7 +51,7 @@ def test_the_command_line_names_the_targets_that_there_are() -> None:
     st.sampled_from([None, "SGD", "AdamW"]),
     st.sampled_from(sorted(TARGETS)),
 )
-def test_what_is_dropped_has_a_reason_and_is_not_what_torch_does_by_itself(
+def test_dropped_settings_matter_and_have_reasons(
     config: TrainingConfig, device: str | None, optimizer: str | None, target: str
 ) -> None:
     export = config.to(target, device=device, optimizer=optimizer)
@@ -65,19 +66,15 @@ def test_what_is_dropped_has_a_reason_and_is_not_what_torch_does_by_itself(
 
 
 @given(any_configs(), DEVICES, st.sampled_from(sorted(FILES)))
-def test_a_file_holds_the_settings_of_its_export(
-    config: TrainingConfig, device: str | None, target: str
-) -> None:
+def test_file_holds_settings(config: TrainingConfig, device: str | None, target: str) -> None:
     export = config.to(target, device=device)
     assert FILES[target](export.text) == export.settings
 
 
 @given(any_configs(), DEVICES, st.sampled_from(sorted(FILES)))
-def test_a_file_that_was_exported_reads_back_as_what_it_could_carry(
-    config: TrainingConfig, device: str | None, target: str
-) -> None:
+def test_file_reads_back(config: TrainingConfig, device: str | None, target: str) -> None:
     export = config.to(target, device=device, optimizer="SGD")
-    found = read_settings(target, FILES[target](export.text))
+    found = READERS[target](FILES[target](export.text))
     own = flat(config).values
     lost = set(dropped(export)) | (
         {"pin_memory"} if device == "cpu" else set()
@@ -85,14 +82,14 @@ def test_a_file_that_was_exported_reads_back_as_what_it_could_carry(
     assert {name: value for name, value in found.baseline.items() if name not in lost} == {
         name: pytest.approx(own[name]) for name in found.baseline if name not in lost
     }
-    assert not {one.name for one in found.unread} - {"optimizer.type", "use_cpu", "tf32"}
+    assert not found.unread.keys() - {"optimizer.type", "use_cpu", "tf32"}
     assert not found.others
 
 
 @given(any_configs(), st.sampled_from(sorted(FILES)))
-def test_each_setting_of_a_file_is_read_or_dropped(config: TrainingConfig, target: str) -> None:
+def test_each_setting_is_read_or_dropped(config: TrainingConfig, target: str) -> None:
     export = config.to(target, optimizer="SGD")
-    found = read_settings(target, FILES[target](export.text))
+    found = READERS[target](FILES[target](export.text))
     silent = {
         "strategy",
         "world_size",
@@ -105,7 +102,7 @@ def test_each_setting_of_a_file_is_read_or_dropped(config: TrainingConfig, targe
     assert changed <= set(found.baseline) | set(dropped(export))
 
 
-def test_a_setting_that_no_table_knows_is_dropped_by_name() -> None:
+def test_unknown_setting_is_dropped() -> None:
     class Later(TrainingConfig):
         patience: int | None = None
         places: dict[str, int] | None = None
@@ -117,16 +114,14 @@ def test_a_setting_that_no_table_knows_is_dropped_by_name() -> None:
         assert reasons["places"].endswith("places={'a': 1}")
 
 
-def test_an_unknown_target_names_those_that_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"hf, .*'lightening'.*'lightning'"):
+def test_unknown_target() -> None:
+    with pytest.raises(ConfigError, match=r"hf, .*'lightening'"):
         TrainingConfig().to("lightening")
 
 
 @pytest.mark.parametrize("target", ["lightning", "composer"])
 @given(config=any_configs())
-def test_a_snippet_is_python_and_calls_the_trainer_with_the_settings(
-    target: str, config: TrainingConfig
-) -> None:
+def test_snippet_calls_the_trainer(target: str, config: TrainingConfig) -> None:
     export = config.to(target)
     arguments = keywords(export.text, "Trainer")
     written = {
@@ -143,16 +138,15 @@ def test_a_snippet_is_python_and_calls_the_trainer_with_the_settings(
 
 
 @pytest.mark.parametrize("target", ["lightning", "composer"])
-@pytest.mark.parametrize("start", ["fork", "forkserver", "spawn"])
-def test_start_method_of_workers_is_carried(target: str, start: str) -> None:
-    export = TrainingConfig(num_workers=2, multiprocessing_context=start).to(target)
+def test_start_method_of_workers(target: str) -> None:
+    export = TrainingConfig(num_workers=2, multiprocessing_context="spawn").to(target)
     loader = keywords(export.text, "dict")
-    assert ast.literal_eval(loader["multiprocessing_context"]) == start
+    assert ast.literal_eval(loader["multiprocessing_context"]) == "spawn"
     assert "multiprocessing_context" not in dropped(export)
 
 
 @pytest.mark.parametrize("target", sorted(TARGETS.keys() - {"deepspeed"}))
-def test_the_mean_of_a_token_budgets_batches_is_no_batch_size(target: str) -> None:
+def test_token_budget_is_no_batch_size(target: str) -> None:
     export = BUDGET.to(target, optimizer="SGD")
     assert "1313" not in export.text
     assert not {1313, 2626} & set(export.settings.values())
@@ -160,77 +154,21 @@ def test_the_mean_of_a_token_budgets_batches_is_no_batch_size(target: str) -> No
     assert "max_tokens=4096" in export.text or "max_tokens" in dropped(export)
 
 
-def test_deepspeed_which_demands_a_batch_size_says_that_it_is_a_mean() -> None:
-    export = BUDGET.to("deepspeed")
-    assert export.settings["train_micro_batch_size_per_gpu"] == 1313
-    assert "train_micro_batch_size_per_gpu" in defaults(export)
-    assert "max_tokens=4096" in dropped(export)["max_tokens"]
-    assert "train_micro_batch_size_per_gpu" not in defaults(TrainingConfig().to("deepspeed"))
-
-
-@pytest.mark.parametrize(
-    ("target", "is_told"), [("composer", True), ("ultralytics", True), ("lightning", False)]
-)
-def test_accumulation_in_samples_is_dropped_with_a_token_budget(target: str, is_told: bool) -> None:
-    assert ("grad_accum_steps" in dropped(BUDGET.to(target))) is is_told
-
-
-def test_ranks_of_accelerate_need_not_have_batches_of_one_size() -> None:
+def test_accelerate_even_batches() -> None:
     ranks = {"world_size": 2, "strategy": "ddp"}
     assert "even_batches=False" in BUDGET.model_copy(update=ranks).to("accelerate").text
     assert "even_batches" not in BUDGET.to("accelerate").text
     assert "even_batches" not in TrainingConfig(world_size=2, strategy="ddp").to("accelerate").text
 
 
-@pytest.mark.parametrize(
-    ("target", "name"), [("hf", "ddp_bucket_cap_mb"), ("axolotl", "ddp_bucket_cap_mb")]
-)
-def test_a_fractional_bucket_is_dropped_by_targets_of_whole_numbers(target: str, name: str) -> None:
+@pytest.mark.parametrize("target", ["hf", "axolotl"])
+def test_fractional_bucket_is_dropped(target: str) -> None:
     config = TrainingConfig(strategy="ddp", world_size=2, ddp=DdpConfig(bucket_cap_mb=12.5))
-    assert name not in config.to(target).settings
+    assert "ddp_bucket_cap_mb" not in config.to(target).settings
     assert "ddp.bucket_cap_mb" in dropped(config.to(target))
 
 
-@pytest.mark.parametrize(
-    ("target", "name", "value"),
-    [
-        ("hf", "fp16", False),
-        ("accelerate", "mixed_precision", "no"),
-        ("lightning", "precision", "32-true"),
-        ("composer", "precision", "fp32"),
-    ],
-)
-def test_a_precision_that_a_cpu_can_not_have_is_dropped(
-    target: str, name: str, value: object
-) -> None:
-    export = TrainingConfig(amp_dtype="float16").to(target, device="cpu")
-    assert export.settings[name] == value
-    assert "amp_dtype" in dropped(export)
-    assert "amp_dtype" not in dropped(TrainingConfig(amp_dtype="float16").to(target, device="cuda"))
-
-
-def test_the_batch_sizes_of_deepspeed_agree() -> None:
-    found = EVERYTHING.to("deepspeed").settings
-    micro, steps = found["train_micro_batch_size_per_gpu"], found["gradient_accumulation_steps"]
-    assert found["train_batch_size"] == micro * steps * EVERYTHING.world_size
-
-
-def test_deepspeed_gets_a_learning_rate_where_the_optimizer_is_known() -> None:
-    assert "lr" in dropped(EVERYTHING.to("deepspeed"))
-    known = EVERYTHING.to("deepspeed", optimizer="AdamW")
-    assert known.settings["optimizer"] == {"type": "AdamW", "params": {"lr": 1e-5}}
-    assert "lr" not in dropped(known)
-
-
-@pytest.mark.parametrize("optimizer", ["Prodigy", "MySGD", "Muon", "LBFGS"])
-def test_deepspeed_is_given_no_optimizer_that_it_can_not_make(optimizer: str) -> None:
-    export = EVERYTHING.to("deepspeed", optimizer=optimizer)
-    assert "optimizer" not in export.settings
-    assert optimizer in dropped(export)["lr"]
-    assert "optimizer.params" not in defaults(export)
-
-
-def test_a_bucket_of_deepspeed_is_counted_in_elements_of_its_precision() -> None:
+def test_deepspeed_counts_buckets_in_elements() -> None:
     plain = TrainingConfig(strategy="ddp", world_size=2, ddp=DdpConfig(bucket_cap_mb=4.0))
     half = plain.model_copy(update={"amp_dtype": "bfloat16"})
     sizes = [
@@ -240,13 +178,7 @@ def test_a_bucket_of_deepspeed_is_counted_in_elements_of_its_precision() -> None
     assert sizes == [2**20, 2**21]
 
 
-def test_accumulation_of_ultralytics_follows_from_its_nominal_batch() -> None:
-    found = EVERYTHING.to("ultralytics").settings
-    assert round(found["nbs"] / found["batch"]) == EVERYTHING.grad_accum_steps
-    assert found["batch"] == EVERYTHING.micro_batch_size * EVERYTHING.world_size
-
-
-def test_options_are_those_of_a_parser_of_the_same_names() -> None:
+def test_options_parse() -> None:
     export = EVERYTHING.to("timm", device="cpu")
     parser = ArgumentParser()
     for name, value in export.settings.items():
@@ -255,11 +187,7 @@ def test_options_are_those_of_a_parser_of_the_same_names() -> None:
     assert vars(parser.parse_args(export.text.split())) == export.settings
 
 
-def test_a_small_learning_rate_is_a_number_to_those_who_read_yaml() -> None:
-    assert yaml.safe_load(TrainingConfig(lr=1e-5).to("axolotl").text)["learning_rate"] == 1e-5
-
-
-def test_a_mode_of_the_compiler_is_carried_or_dropped_by_name() -> None:
+def test_compile_mode_is_carried_or_dropped() -> None:
     for target, mode in product(TARGETS, get_args(CompileMode)):
         export = TrainingConfig(compile=True, compile_mode=mode).to(target)
         is_default = mode == "default"
@@ -276,7 +204,7 @@ def bound(binding: Any) -> TrainingConfig:
 
 
 @pytest.mark.parametrize(("target", "name"), [("hf", "optim"), ("axolotl", "optimizer")])
-def test_a_fused_adamw_is_an_optimizer_by_its_own_name(target: str, name: str) -> None:
+def test_fused_adamw(target: str, name: str) -> None:
     export = FUSED.to(target, optimizer="AdamW")
     assert export.settings[name] == "adamw_torch_fused"
     assert "fused" not in dropped(export)
@@ -293,9 +221,7 @@ def test_a_fused_adamw_is_an_optimizer_by_its_own_name(target: str, name: str) -
     ("optimizer", "is_written", "is_dropped"),
     [("SGD", True, False), ("AdamW", False, False), ("RMSprop", False, True), (None, False, True)],
 )
-def test_deepspeed_fuses_torchs_optimizers_by_params(
-    optimizer: str | None, is_written: bool, is_dropped: bool
-) -> None:
+def test_deepspeed_fused(optimizer: str | None, is_written: bool, is_dropped: bool) -> None:
     export = FUSED.to("deepspeed", optimizer=optimizer)
     assert export.settings.get("optimizer", {}).get("params", {}).get("fused", False) is is_written
     assert ("fused" in dropped(export)) is is_dropped
@@ -304,30 +230,20 @@ def test_deepspeed_fuses_torchs_optimizers_by_params(
 @pytest.mark.parametrize(
     ("target", "name"), [("ultralytics", "fused"), ("deepspeed", "optimizer.type")]
 )
-def test_a_target_that_fuses_adam_by_itself_says_so_where_trials_did_not(
-    target: str, name: str
-) -> None:
+def test_default_fused_adam_is_reported(target: str, name: str) -> None:
     assert name in defaults(TrainingConfig().to(target, optimizer="Adam", device="cuda"))
     assert name not in defaults(FUSED.to(target, optimizer="Adam", device="cuda"))
     assert "fused" not in dropped(FUSED.to(target, optimizer="Adam", device="cuda"))
 
 
-def test_ultralytics_fuses_nothing_on_a_cpu() -> None:
+def test_ultralytics_on_a_cpu() -> None:
     assert "fused" in dropped(FUSED.to("ultralytics", optimizer="Adam", device="cpu"))
     assert "fused" not in defaults(
         TrainingConfig().to("ultralytics", optimizer="Adam", device="cpu")
     )
 
 
-def test_timm_times_cudnns_algorithms_by_itself() -> None:
-    config, name = TrainingConfig(cudnn_benchmark=True), "torch.backends.cudnn.benchmark"
-    assert "cudnn_benchmark" not in dropped(config.to("timm", device="cuda"))
-    assert name not in defaults(config.to("timm", device="cuda"))
-    assert name in defaults(TrainingConfig().to("timm", device="cuda"))
-    assert name not in defaults(TrainingConfig().to("timm", device="cpu"))
-
-
-def test_ultralytics_gives_each_worker_one_thread_by_itself() -> None:
+def test_ultralytics_worker_threads() -> None:
     one, two = (
         TrainingConfig(num_workers=2, worker_threads=count).to("ultralytics") for count in (1, 2)
     )
@@ -335,15 +251,23 @@ def test_ultralytics_gives_each_worker_one_thread_by_itself() -> None:
     assert "OMP_NUM_THREADS=2" in dropped(two)["worker_threads"]
 
 
-@pytest.mark.parametrize("device", ["cpu", "xpu"])
-def test_torchrun_can_not_bind_elsewhere(device: str) -> None:
-    export = bound("node").to("torchrun", device=device)
+@pytest.mark.parametrize(
+    ("target", "device", "binding"),
+    [
+        ("torchrun", "xpu", "node"),
+        ("accelerate", "cpu", "node"),
+        ("accelerate", "cuda", "exclusive"),
+    ],
+)
+def test_binding_is_dropped(target: str, device: str, binding: str) -> None:
+    export = bound(binding).to(target, device=device)
     assert "numa" not in export.text
+    assert "affinity" not in export.text
     assert "numa_binding" in dropped(export)
-    assert "--numa-binding" not in defaults(export)
+    assert not {"--numa-binding", "enable_cpu_affinity"} & defaults(export).keys()
 
 
-def test_torchrun_knows_the_flag_and_its_values() -> None:
+def test_torchrun_knows_binding() -> None:
     from torch.distributed.run import get_args_parser
 
     parser: ArgumentParser = get_args_parser()
@@ -352,26 +276,10 @@ def test_torchrun_knows_the_flag_and_its_values() -> None:
         assert parser.parse_args([*words, "train.py"]).numa_binding == binding
 
 
-def test_accelerate_binds_to_the_node_of_a_gpu_alone() -> None:
-    assert bound("node").to("accelerate").settings["enable_cpu_affinity"] is True
-    assert "numa_binding" not in dropped(bound("node").to("accelerate", device="cuda"))
-    assert "enable_cpu_affinity" in defaults(bound("node").to("accelerate"))
-    assert "enable_cpu_affinity" not in defaults(bound("node").to("accelerate", device="cpu"))
-    for export in (
-        bound("node").to("accelerate", device="cpu"),
-        bound("exclusive").to("accelerate"),
-    ):
-        assert "enable_cpu_affinity" not in export.settings
-        assert "numa_binding" in dropped(export)
-    assert "enable_cpu_affinity" not in bound(None).to("accelerate").settings
-
-
-def test_a_binding_that_accelerate_was_told_is_todays() -> None:
+def test_accelerate_reads_binding() -> None:
     def read(value: object) -> dict[str, Any]:
         return dict(
-            read_settings(
-                "accelerate", {"distributed_type": "NO", "enable_cpu_affinity": value}
-            ).baseline
+            READERS["accelerate"]({"distributed_type": "NO", "enable_cpu_affinity": value}).baseline
         )
 
     assert read(True) == read("yes") == {"numa_binding": "node"}

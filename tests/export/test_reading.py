@@ -6,25 +6,25 @@ from typing import Any
 
 import pytest
 
-from autotune.export.registry import read_settings
+from autotune.export.registry import READERS
 from autotune.export.table import file_value
 
 
 def unread(kind: str, given: dict[str, Any]) -> dict[str, str]:
-    return dict(read_settings(kind, given).unread)
+    return READERS[kind](given).unread
 
 
 def baseline(kind: str, given: dict[str, Any]) -> dict[str, Any]:
-    return dict(read_settings(kind, given).baseline)
+    return READERS[kind](given).baseline
 
 
-def test_defaults_of_transformers_are_the_baseline_too() -> None:
-    found = read_settings("hf", {"dataloader_num_workers": 4})
+def test_transformers_defaults() -> None:
+    found = READERS["hf"]({"dataloader_num_workers": 4})
     assert found.assumed == {"micro_batch_size": 8, "lr": 5e-5, "pin_memory": True}
     assert found.origins == {"num_workers": "dataloader_num_workers"}
 
 
-def test_transformers_pins_nothing_on_a_cpu() -> None:
+def test_transformers_on_a_cpu() -> None:
     assert baseline("hf", {"use_cpu": True})["pin_memory"] is False
     assert "device: cpu" in unread("hf", {"use_cpu": True})["use_cpu"]
 
@@ -45,9 +45,7 @@ def test_transformers_pins_nothing_on_a_cpu() -> None:
         ("axolotl", {"bf16": "yes", "tf32": "no"}, "bfloat16"),
     ],
 )
-def test_a_precision_is_read_from_the_switches_of_each_framework(
-    kind: str, given: dict[str, Any], amp_dtype: str
-) -> None:
+def test_precision(kind: str, given: dict[str, Any], amp_dtype: str) -> None:
     assert baseline(kind, given)["amp_dtype"] == amp_dtype
 
 
@@ -60,14 +58,12 @@ def test_a_precision_is_read_from_the_switches_of_each_framework(
         ("deepspeed", {"fp16": {"enabled": "auto"}}, "fp16.enabled"),
     ],
 )
-def test_a_precision_that_can_not_be_told_is_said_by_name(
-    kind: str, given: dict[str, Any], name: str
-) -> None:
+def test_unknown_precision(kind: str, given: dict[str, Any], name: str) -> None:
     assert "amp_dtype" in unread(kind, given)[name]
     assert "amp_dtype" not in baseline(kind, given)
 
 
-def test_tf32_beside_a_lower_precision_is_said() -> None:
+def test_second_precision_is_unread() -> None:
     assert "bfloat16" in unread("hf", {"bf16": True, "tf32": True})["tf32"]
 
 
@@ -92,13 +88,11 @@ def test_tf32_beside_a_lower_precision_is_said() -> None:
         ),
     ],
 )
-def test_what_is_decided_at_the_start_of_training_is_said_by_name(
-    kind: str, given: dict[str, Any], names: set[str]
-) -> None:
+def test_auto(kind: str, given: dict[str, Any], names: set[str]) -> None:
     assert unread(kind, given).keys() == names
 
 
-def test_schedules_and_optimizers_are_said_by_name() -> None:
+def test_schedules_are_unread() -> None:
     given = {
         "lr_scheduler_type": "cosine",
         "optim": "adamw_torch",
@@ -108,19 +102,17 @@ def test_schedules_and_optimizers_are_said_by_name() -> None:
     assert unread("hf", given).keys() == given.keys()
 
 
-def test_what_trials_do_too_needs_no_remark() -> None:
+def test_same_as_trials() -> None:
     given = {
         "lr_scheduler_type": "constant",
         "train_sampling_strategy": "random",
         "warmup_steps": 0,
     }
-    assert not read_settings("hf", given).unread
-    assert not read_settings(
-        "deepspeed", {"zero_optimization": {"stage": 0}, "gradient_clipping": 0.0}
-    ).unread
+    assert not READERS["hf"](given).unread
+    assert not unread("deepspeed", {"zero_optimization": {"stage": 0}, "gradient_clipping": 0.0})
 
 
-def test_what_means_nothing_here_is_named_unless_it_is_switched_off() -> None:
+def test_other_names() -> None:
     given = {
         "hub_token": "x",
         "adam_beta1": 0.9,
@@ -128,59 +120,39 @@ def test_what_means_nothing_here_is_named_unless_it_is_switched_off() -> None:
         "label_names": None,
         "logging_dir": "",
     }
-    assert read_settings("hf", given).others == ("hub_token", "adam_beta1")
+    assert READERS["hf"](given).others == ("hub_token", "adam_beta1")
 
 
-@pytest.mark.parametrize(
-    ("given", "found"),
-    [
-        (
-            {
-                "train_batch_size": 64,
-                "train_micro_batch_size_per_gpu": 4,
-                "gradient_accumulation_steps": 4,
-            },
-            (4, 4, 4),
-        ),
-        (
-            {
-                "train_batch_size": 16,
-                "train_micro_batch_size_per_gpu": 4,
-                "gradient_accumulation_steps": 4,
-            },
-            (4, 4, None),
-        ),
-        ({"train_micro_batch_size_per_gpu": 4}, (4, None, None)),
-        ({"train_batch_size": 16}, (16, None, None)),
-    ],
-)
-def test_the_batch_sizes_of_deepspeed_say_how_many_processes_there_are(
-    given: dict[str, Any], found: tuple[int | None, ...]
-) -> None:
-    own = baseline("deepspeed", given)
-    assert (
-        tuple(own.get(name) for name in ("micro_batch_size", "grad_accum_steps", "world_size"))
-        == found
+def batches(*sizes: int | None) -> dict[str, Any]:
+    """Return DeepSpeed's file with these sizes: in total, in a micro batch, and steps."""
+    names = (
+        "train_batch_size",
+        "train_micro_batch_size_per_gpu",
+        "gradient_accumulation_steps",
     )
+    return {name: size for name, size in zip(names, sizes, strict=True) if size is not None}
 
 
 @pytest.mark.parametrize(
-    "given",
+    ("sizes", "found", "is_open"),
     [
-        {
-            "train_batch_size": 17,
-            "train_micro_batch_size_per_gpu": 4,
-            "gradient_accumulation_steps": 4,
-        },
-        {"train_batch_size": 16, "train_micro_batch_size_per_gpu": 4},
-        {"train_batch_size": 16},
+        ((64, 4, 4), (4, 4, 4), False),
+        ((16, 4, 4), (4, 4, None), False),
+        ((17, 4, 4), (4, 4, None), True),
+        ((16, 0, 4), (0, 4, None), True),
+        ((16, 4, None), (4, None, None), True),
+        ((None, 4, None), (4, None, None), False),
+        ((16, None, None), (16, None, None), True),
     ],
 )
-def test_batch_sizes_of_deepspeed_that_leave_something_open_are_said(given: dict[str, Any]) -> None:
-    assert "train_batch_size" in unread("deepspeed", given)
+def test_deepspeed_batch_sizes(sizes: Any, found: tuple[int | None, ...], is_open: bool) -> None:
+    own = baseline("deepspeed", batches(*sizes))
+    names = ("micro_batch_size", "grad_accum_steps", "world_size")
+    assert tuple(own.get(name) for name in names) == found
+    assert ("train_batch_size" in unread("deepspeed", batches(*sizes))) is is_open
 
 
-def test_the_processes_of_accelerate_are_ranks() -> None:
+def test_accelerate_ranks() -> None:
     own = baseline("accelerate", {"distributed_type": "MULTI_GPU", "num_processes": 4})
     assert (own["world_size"], own["strategy"]) == (4, "ddp")
     assert "world_size" not in baseline(
@@ -188,14 +160,13 @@ def test_the_processes_of_accelerate_are_ranks() -> None:
     )
 
 
-@pytest.mark.parametrize("kind", ["FSDP", "DEEPSPEED", "MEGATRON_LM"])
-def test_what_shards_a_model_does_not_run_in_trials(kind: str) -> None:
-    given = {"distributed_type": kind, "num_processes": 4}
+def test_sharding_is_unread() -> None:
+    given = {"distributed_type": "FSDP", "num_processes": 4}
     assert "distributed_type" in unread("accelerate", given)
     assert "world_size" not in baseline("accelerate", given)
 
 
-def test_accelerates_compiler_is_compile_and_its_rest_is_unread() -> None:
+def test_accelerate_dynamo() -> None:
     given = {
         "dynamo_config": {
             "dynamo_backend": "INDUCTOR",
@@ -210,7 +181,7 @@ def test_accelerates_compiler_is_compile_and_its_rest_is_unread() -> None:
 
 
 @pytest.mark.parametrize("kind", ["hf", "axolotl"])
-def test_a_mode_of_the_compiler_is_read_where_it_has_an_effect(kind: str) -> None:
+def test_compile_mode(kind: str) -> None:
     given = {"torch_compile": True, "torch_compile_mode": "max-autotune"}
     assert {"compile": True, "compile_mode": "max-autotune"}.items() <= baseline(
         kind, given
@@ -218,7 +189,7 @@ def test_a_mode_of_the_compiler_is_read_where_it_has_an_effect(kind: str) -> Non
     assert "torch_compile_mode" not in unread(kind, given)
 
 
-def test_a_mode_alone_has_transformers_compile_and_axolotl_not() -> None:
+def test_compile_mode_alone() -> None:
     given = {"torch_compile": False, "torch_compile_mode": "reduce-overhead"}
     own = baseline("hf", given)
     assert (own["compile"], own["compile_mode"]) == (True, "reduce-overhead")
@@ -227,15 +198,15 @@ def test_a_mode_alone_has_transformers_compile_and_axolotl_not() -> None:
 
 
 @pytest.mark.parametrize(("kind", "name"), [("hf", "optim"), ("axolotl", "optimizer")])
-def test_a_fused_optimizer_is_read_and_which_one_it_is_said_by_name(kind: str, name: str) -> None:
-    found = read_settings(kind, {name: "adamw_torch_fused"})
+def test_fused_optimizer(kind: str, name: str) -> None:
+    found = READERS[kind]({name: "adamw_torch_fused"})
     assert (found.baseline["fused"], found.origins["fused"]) == (True, name)
     assert "workload.optimizer" in unread(kind, {name: "adamw_torch_fused"})[name]
     assert "fused" not in baseline(kind, {name: "adamw_torch"})
     assert "fused" not in baseline(kind, {})
 
 
-def test_axolotl_says_that_it_prefetches_by_itself() -> None:
+def test_axolotl_prefetches() -> None:
     assert "256" in unread("axolotl", {"micro_batch_size": 2})["dataloader_num_workers"]
     assert "dataloader_num_workers" not in unread("axolotl", {"dataloader_num_workers": 0})
 
@@ -250,5 +221,5 @@ def test_axolotl_says_that_it_prefetches_by_itself() -> None:
         (3, "count", 3),
     ],
 )
-def test_a_value_is_taken_as_yaml_1_1_has_it(value: object, kind: str, taken: object) -> None:
+def test_yaml_1_1_values(value: object, kind: str, taken: object) -> None:
     assert file_value(value, kind) == taken

@@ -23,23 +23,17 @@ LAUGHS = "\n".join(
 # Texts below without a workload of their own stand after WORKLOAD.
 IN_THE_FILE: dict[str, str] = {
     "nothing": "",
-    "empty lines": "\n\n",
     "a comment alone": "# only a comment\n",
-    "a document without content": "---\n",
     "a list at the top": "- a\n- b\n",
-    "a text at the top": "just text",
     "an open mapping": "seed: 0\nspace: {a: 1\n",
     "a tab": "space:\n\tnum_workers: 1\n",
     "a control character": "seed: 0\ndevice: \x07\n",
-    "an escape of no character": 'device: "\\U00110000"',
     "an escape beyond Unicode": 'device: "\\UFFFFFFFF"',
     "a billion laughs": LAUGHS,
     "an alias to its own parent": "space: &a {num_workers: *a}",
     "deep lists": f"space:\n  {'[' * 100}",
-    "deep mappings": f"space:\n  {'{a: ' * 100}",
     "deep items": f"space:\n  {'- ' * 100}",
     "no workload": "seed: 0",
-    "an empty workload": "workload: {}",
     "a workload of options alone": "workload: {shuffle: true}",
     "a workload of nothing": "workload: {model: , dataset: , command: }",
     "a model alone": "workload: {model: 'a:b'}",
@@ -50,14 +44,11 @@ IN_THE_FILE: dict[str, str] = {
 
 BESIDE_A_WORKLOAD: dict[str, str] = {
     "a tag of Python": "device: !!python/object/apply:os.system ['true']",
-    "a tag of bytes": "device: !!binary aGk=",
     "a tag of one's own": "device: !mine 3",
     "a tag that does not fit": "device: !!int abc",
     "a number beyond 64 bits": f"seed: {'9' * 5000}",
     "keys of other sections": "n_trials: 4\nspace: {lr: [1, 2]}",
     "a key of the search": "method: tpe",
-    "another key of the search": "warm_start: tpe",
-    "a key of the executor": "address: a:1",
     "a key of DDP in the baseline": "baseline: {comm_hook: fp16}",
     "a misspelt key of DDP": "baseline: {strategy: ddp, ddp: {bucket_cap: 3}}",
     "a name of the plan": "name: mine",
@@ -75,8 +66,6 @@ space:
     "prefetching without workers": "baseline:\n  prefetch_factor: 4\n",
     "compiling under dp": "baseline: {strategy: dp, world_size: 2, compile: true}",
     "yes for true": "baseline: {pin_memory: yes}",
-    "On for true": "baseline: {pin_memory: On}",
-    "no for false": "baseline: {pin_memory: no}",
     "off for false": "baseline: {pin_memory: off}",
     "a quoted number": "baseline: {num_workers: '4'}",
     "a key that is a number": "1: 1",
@@ -84,31 +73,19 @@ space:
     "a key that is a boolean": "true: 1",
     "a key that is a list": "[a]: 1",
     "a baseline that is a list": "baseline: [1]",
-    "a space that is a list": "space: [1]",
-    "an objective that is a list": "objective: [1]",
-    "a budget that is a list": "budget: [1]",
     "a search that is a list": "search: [1]",
     "a device that torch does not know": "device: 'gpu'",
     "a device without its number": "device: 'cuda:'",
     "a device with a letter for its number": "device: 'cuda:x'",
-    "a device in capitals": "device: 'CPU'",
-    "an empty device": "device: ''",
     "a CPU with a number": "device: 'cpu:0'",
     "a negative seed": "seed: -1",
     "a seed of 33 bits": "seed: 4294967296",
-    "a seed with a fraction": "seed: 1.5",
     "a boolean seed": "seed: true",
-    "an unknown method": "search: {method: foo}",
     "a misspelt method": "search: {method: grids}",
-    "a method in capitals": "search: {method: TPE}",
-    "a method that is a list": "search: {method: [tpe]}",
-    "a method that is null": "search: {method: null}",
     "a misspelt key of the search": "search: {metod: tpe}",
     "a key of the workload in the search": "search: {sampler: tpe}",
-    "an unknown key in the search": "search: {trials: 3}",
     "a warm start that is a number": "search: {warm_start: 3}",
     "an empty warm start": "search: {warm_start: ''}",
-    "a warm start that is a list": "search: {warm_start: [runs/a]}",
     "a warm start with NUL": 'search: {warm_start: "a\\0"}',
     "a search that is a text": "search: tpe",
     "a misspelt executor": "executor: rai",
@@ -123,17 +100,7 @@ space:
 }
 """Lines after WORKLOAD."""
 
-REFERENCES = (
-    "pkg.mod",
-    "pkg.mod:",
-    ":fn",
-    "pkg:mod:fn",
-    "pkg..mod:fn",
-    "pkg/mod:fn",
-    "pkg.mod:fn()",
-    "a b:fn",
-    ".py",
-)
+REFERENCES = ("pkg.mod", "pkg.mod:", ":fn", "pkg:mod:fn", "pkg/mod:fn", "pkg.mod:fn()", ".py")
 LOST = {"a file that is not there": "c.py:fn", "a file named by NUL": "\\0.py:fn"}
 
 COMMANDS: dict[str, str] = {
@@ -175,8 +142,6 @@ workload:
   loss:
   shuffle: true
   multiprocessing_context: spawn
-  los: 3
-seed: -1
 """
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import fields
 from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
@@ -23,7 +24,6 @@ from autotune.config.plan import (
     Plan,
     Ref,
     SearchOptions,
-    SearchSpace,
 )
 from autotune.config.training_config import DdpConfig, TrainingConfig
 from autotune.errors import ConfigError
@@ -56,25 +56,14 @@ def only_problem(folder: Path, text: str, *overrides: str) -> str:
 # A plan from a file
 
 
-def test_a_workload_alone_is_a_plan_with_every_default(tmp_path: Path) -> None:
+def test_defaults(tmp_path: Path) -> None:
     plan = read_plan(write(tmp_path, WORKLOAD))
-    assert plan.name == "x"
-    assert plan.workload.model == Ref(
-        target="pkg.mod:model", folders=(str(tmp_path), str(Path.cwd()))
-    )
-    assert plan.workload.loss is None
-    assert (plan.workload.shuffle, plan.workload.drop_last) == (True, True)
-    assert (plan.baseline, plan.space, plan.objective, plan.budget) == (
-        TrainingConfig(),
-        SearchSpace(),
-        Objective(),
-        Budget(),
-    )
-    assert (plan.device, plan.run_dir, plan.seed, plan.executor) == ("auto", None, 0, Executor())
-    assert plan.search == SearchOptions(method="model", warm_start=None)
+    folders = (str(tmp_path), str(Path.cwd()))
+    assert (plan.name, plan.workload.model) == ("x", Ref(target="pkg.mod:model", folders=folders))
+    assert plan == call(workload=plan.workload)
 
 
-def test_every_key_of_the_design_reaches_the_plan(tmp_path: Path) -> None:
+def test_every_key(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     plan = read_plan(
         write(
@@ -103,7 +92,7 @@ space:
   ddp: {bucket_cap_mb: [null, 50], gradient_as_bucket_view: true}
 objective: {memory_limit: 20GiB, busy_weight: 0.02, global_batch: keep, max_batch_scale: 8, lr_rule: auto}
 budget: {n_trials: 40, timeout_s: 300}
-search: {method: tpe, warm_start: ../runs/last}
+search: {method: tpe, warm_start: ~/runs/last}
 device: cuda:1
 run_dir: runs/quickstart
 seed: 7
@@ -129,29 +118,26 @@ seed: 7
     }
     assert plan.objective.memory_limit == 20 * 2**30
     assert plan.budget == Budget(n_trials=40, timeout_s=300)
-    assert plan.search == SearchOptions(method="tpe", warm_start=Path("../runs/last"))
+    assert plan.search == SearchOptions(method="tpe", warm_start=Path("~/runs/last"))
     assert (plan.device, plan.run_dir, plan.seed) == ("cuda:1", Path("runs/quickstart"), 7)
 
 
 @pytest.mark.parametrize("text", ["1e-3", "1E-3", "0.001", ".001", "1.e-3", "+1.0e-03"])
-def test_a_number_is_a_number_however_it_is_written(tmp_path: Path, text: str) -> None:
-    assert read_plan(write(tmp_path, f"{WORKLOAD}baseline: {{lr: {text}}}")).baseline.lr == 1e-3
+def test_numbers(tmp_path: Path, text: str) -> None:
+    plan = read_plan(write(tmp_path, f"{WORKLOAD}baseline: {{lr: {text}}}\nseed: 010"))
+    assert (plan.baseline.lr, plan.seed) == (1e-3, 10)
 
 
-def test_a_whole_number_with_a_leading_zero_is_decimal(tmp_path: Path) -> None:
-    assert read_plan(write(tmp_path, f"{WORKLOAD}seed: 010")).seed == 10
-
-
-def test_an_empty_section_is_a_section_left_out(tmp_path: Path) -> None:
+def test_empty_section(tmp_path: Path) -> None:
     path = write(tmp_path, f"{WORKLOAD}space:\nbudget:\n  # n_trials: 3\n")
     assert read_plan(path).budget == Budget()
 
 
-def test_a_mark_of_byte_order_is_no_part_of_the_text(tmp_path: Path) -> None:
+def test_byte_order_mark(tmp_path: Path) -> None:
     assert read_plan(write(tmp_path, f"\ufeff{WORKLOAD}")).name == "x"
 
 
-def test_an_anchor_may_be_used_again(tmp_path: Path) -> None:
+def test_anchors(tmp_path: Path) -> None:
     text = f"{WORKLOAD}space: {{num_workers: &few [0, 2], prefetch_factor: &more [2, 4], grad_accum_steps: *more}}"
     assert read_plan(write(tmp_path, text)).space.given()["grad_accum_steps"] == Choices(
         values=(2, 4)
@@ -161,7 +147,7 @@ def test_an_anchor_may_be_used_again(tmp_path: Path) -> None:
 # Problems with the file
 
 
-def test_a_pipe_is_read_as_a_file_is() -> None:
+def test_pipe() -> None:
     read, write = os.pipe()
     os.write(write, WORKLOAD.encode())
     os.close(write)
@@ -171,33 +157,22 @@ def test_a_pipe_is_read_as_a_file_is() -> None:
         os.close(read)
 
 
-def test_a_pipe_into_which_nobody_writes_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_silent_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(yaml_document, "_LONGEST_WAIT_S", 0.01)
     os.mkfifo(tmp_path / "pipe.yaml")
     with pytest.raises(ConfigError, match=r"pipe\.yaml.* 0 s"):
         read_plan(tmp_path / "pipe.yaml")
 
 
-def test_what_never_ends_is_not_read_to_its_end() -> None:
+def test_endless_file() -> None:
     with pytest.raises(ConfigError, match="256 KiB"):
         read_plan(Path("/dev/zero"))
-
-
-@pytest.mark.parametrize(
-    "text", ["!!python/object/apply:os.system ['true']", "!!binary aGk=", "!mine 3", "!!int abc"]
-)
-def test_a_tag_makes_nothing_but_a_problem(tmp_path: Path, text: str) -> None:
-    assert only_problem(tmp_path, f"{WORKLOAD}device: {text}").startswith("x.yaml:2:9: device: ")
 
 
 # References
 
 
-def test_a_file_is_looked_for_next_to_the_configuration_and_in_the_cwd(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_relative_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     beside, working = tmp_path / "configs", tmp_path / "work"
     (beside / "sub").mkdir(parents=True)
     working.mkdir()
@@ -213,20 +188,15 @@ def test_a_file_is_looked_for_next_to_the_configuration_and_in_the_cwd(
         read_plan(path)
 
 
-def test_a_reference_to_a_path_that_no_file_system_takes_is_told(tmp_path: Path) -> None:
-    text = f"workload: {{dataset: 'pkg.mod:fn', model: '{'a' * 5000}.py:fn'}}"
-    assert only_problem(tmp_path, text).startswith("x.yaml:1:42: workload.model: ")
-
-
 # Overrides
 
 
-def test_an_override_takes_the_place_of_the_files_value(tmp_path: Path) -> None:
+def test_override_replaces_value(tmp_path: Path) -> None:
     path = write(tmp_path, f"{WORKLOAD}budget: {{n_trials: 4, timeout_s: 9}}")
     assert read_plan(path, ["budget.n_trials=7"]).budget == Budget(n_trials=7, timeout_s=9)
 
 
-def test_an_override_is_yaml_and_makes_missing_mappings(tmp_path: Path) -> None:
+def test_override_makes_mappings(tmp_path: Path) -> None:
     overrides = [
         "space.num_workers={low: 0, high: 4}",
         "space.amp_dtype=[float32]",
@@ -243,16 +213,7 @@ def test_an_override_is_yaml_and_makes_missing_mappings(tmp_path: Path) -> None:
     assert plan.space.given()["ddp.bucket_cap_mb"] == Choices(values=(None, 50.0))
 
 
-def test_an_override_may_put_a_files_wrong_value_right(tmp_path: Path) -> None:
-    assert (
-        read_plan(
-            write(tmp_path, f"{WORKLOAD}baseline: {{lr: [1]}}"), ["baseline.lr=1"]
-        ).baseline.lr
-        == 1
-    )
-
-
-def test_an_override_of_nothing_is_null(tmp_path: Path) -> None:
+def test_empty_override(tmp_path: Path) -> None:
     assert read_plan(write(tmp_path, f"{WORKLOAD}run_dir: a"), ["run_dir="]).run_dir is None
 
 
@@ -280,16 +241,14 @@ def working(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "|\n    python train.py \\\n      --lr {lr}\n",
     ],
 )
-def test_a_command_is_a_list_of_words_or_one_text(tmp_path: Path, working: Path, text: str) -> None:
+def test_command(tmp_path: Path, working: Path, text: str) -> None:
     plan = read_plan(write(tmp_path, f"workload:\n  command: {text}"))
     assert plan.workload.command == ("python", "train.py", "--lr", "{lr}")
     assert plan.name == "x"
     assert (plan.workload.model, plan.workload.dataset, plan.workload.shuffle) == (None, None, True)
 
 
-def test_a_setting_may_be_a_placeholder_and_stand_in_baseline_and_space(
-    tmp_path: Path, working: Path
-) -> None:
+def test_placeholders(tmp_path: Path, working: Path) -> None:
     text = f"{COMMAND}baseline: {{lr: 0.1, num_workers: 2}}\nspace: {{num_workers: [0, 2]}}\n"
     plan = read_plan(write(tmp_path, text), ["workload.command=python train.py -j {num_workers}"])
     assert plan.workload.command == ("python", "train.py", "-j", "{num_workers}")
@@ -300,13 +259,11 @@ def test_a_setting_may_be_a_placeholder_and_stand_in_baseline_and_space(
     "command",
     ["python train.py", "python -m lost", "python '{lr}.py'", "python -O lost.py", "sh x"],
 )
-def test_only_what_can_be_seen_to_be_missing_is_missed(
-    tmp_path: Path, working: Path, command: str
-) -> None:
+def test_command_that_may_exist(tmp_path: Path, working: Path, command: str) -> None:
     assert read_plan(write(tmp_path, f'workload: {{command: "{command}"}}')).workload.command
 
 
-def test_a_command_runs_on_this_machine_alone(tmp_path: Path, working: Path) -> None:
+def test_command_is_local(tmp_path: Path, working: Path) -> None:
     assert (
         read_plan(write(tmp_path, f"{COMMAND}executor: ray"), executor="local").executor
         == Executor()
@@ -315,7 +272,7 @@ def test_a_command_runs_on_this_machine_alone(tmp_path: Path, working: Path) -> 
         command_plan(["python", "train.py"], executor="ray")
 
 
-def test_a_typed_command_is_a_plan_of_defaults_and_overrides(working: Path) -> None:
+def test_typed_command(working: Path) -> None:
     overrides = [
         "baseline.lr=0.1",
         "budget.timeout_s=60",
@@ -333,47 +290,10 @@ def test_a_typed_command_is_a_plan_of_defaults_and_overrides(working: Path) -> N
     assert command_plan(("python", "train.py")).baseline == TrainingConfig()
 
 
-def test_a_call_takes_a_command_and_refuses_the_same_in_the_same_words(
-    tmp_path: Path, working: Path
-) -> None:
-    assert parse_plan({"workload": {"command": "python lost.py"}}, name="x").workload.command == (
-        "python",
-        "lost.py",
-    )
-    for workload in (
-        {"command": "python -"},
-        {"command": "python train.py", "loss": "a:b"},
-        {"model": "a:b"},
-        {},
-    ):
-        in_call = errors_in(lambda workload=workload: parse_plan({"workload": workload}, name="x"))  # type: ignore[misc] # a default binds it
-        in_file = problems(tmp_path, yaml.safe_dump({"workload": workload}))
-        assert tuple(told.partition(" ")[2] for told in in_file) == in_call
-
-
 # The search
 
 
-@pytest.mark.parametrize("method", get_args(Method))
-def test_each_method_is_taken_by_its_name(tmp_path: Path, method: Method) -> None:
-    path = write(tmp_path, f"{WORKLOAD}search: {{method: {method}}}")
-    assert read_plan(path).search == SearchOptions(method=method)
-
-
-@pytest.mark.parametrize("text", ["", "{}", "{warm_start: null}", "{warm_start: }"])
-def test_a_search_left_open_is_the_default(tmp_path: Path, text: str) -> None:
-    assert read_plan(write(tmp_path, f"{WORKLOAD}search: {text}")).search == SearchOptions()
-
-
-@pytest.mark.parametrize(
-    "written", ["runs/a", "runs/a/recommended.yaml", "../a b", "~/runs/a", "/runs/a"]
-)
-def test_a_warm_start_is_kept_as_written(tmp_path: Path, written: str) -> None:
-    plan = read_plan(write(tmp_path, WORKLOAD), [f"search.warm_start={written}"])
-    assert plan.search.warm_start == Path(written)
-
-
-def test_every_method_of_the_search_is_told_in_the_starter() -> None:
+def test_starter_lists_methods() -> None:
     (line,) = [line for line in STARTER_YAML.splitlines() if "method:" in line]
     assert all(method in line for method in get_args(Method))
 
@@ -381,25 +301,9 @@ def test_every_method_of_the_search_is_told_in_the_starter() -> None:
 # The executor
 
 
-@pytest.mark.parametrize(
-    ("text", "executor"),
-    [
-        ("ray", Executor(kind="ray")),
-        ("local", Executor()),
-        ("", Executor()),
-        (
-            "{kind: ray, address: '10.0.0.1:6379', ranks: spread}",
-            Executor(kind="ray", address="10.0.0.1:6379", ranks="spread"),
-        ),
-    ],
-)
-def test_an_executor_is_a_word_or_a_mapping(tmp_path: Path, text: str, executor: Executor) -> None:
-    assert read_plan(write(tmp_path, f"{WORKLOAD}executor: {text}")).executor == executor
-
-
-def test_a_device_by_its_number_is_refused_on_a_cluster(tmp_path: Path) -> None:
+def test_cluster_refuses_device_number(tmp_path: Path) -> None:
     text = f"{WORKLOAD}device: cuda:1\nexecutor: ray"
-    assert only_problem(tmp_path, text).startswith("x.yaml:2:9: device: ")
+    assert only_problem(tmp_path, text).startswith("x.yaml:2:1: device: ")
     assert read_plan(write(tmp_path, text), ["device=cuda"]).device == "cuda"
     assert read_plan(write(tmp_path, text), executor="local").device == "cuda:1"
 
@@ -407,9 +311,7 @@ def test_a_device_by_its_number_is_refused_on_a_cluster(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "kind", "overrides", "executor"),
     [
-        ("", None, [], Executor()),
         ("", "ray", [], Executor(kind="ray")),
-        ("executor: ray", "local", [], Executor()),
         ("executor: {kind: ray, address: 'a:1', ranks: spread}", "local", [], Executor()),
         (
             "executor: {kind: ray, address: 'a:1', ranks: spread}",
@@ -418,12 +320,10 @@ def test_a_device_by_its_number_is_refused_on_a_cluster(tmp_path: Path) -> None:
             Executor(kind="ray", address="a:1", ranks="spread"),
         ),
         ("executor: {address: 'a:1'}", "ray", [], Executor(kind="ray", address="a:1")),
-        ("executor: local", "ray", ["executor.address=b:2"], Executor(kind="ray", address="b:2")),
-        ("executor: [1]", "ray", [], Executor(kind="ray")),
         ("", "ray", ["executor=local"], Executor()),
     ],
 )
-def test_a_kind_of_executor_keeps_what_the_file_says_of_that_kind(
+def test_executor_option(
     tmp_path: Path, text: str, kind: ExecutorKind | None, overrides: list[str], executor: Executor
 ) -> None:
     assert (
@@ -436,56 +336,10 @@ def test_a_kind_of_executor_keeps_what_the_file_says_of_that_kind(
 
 _MODELS = (TrainingConfig, Objective, Budget, DdpConfig, Executor, SearchOptions)
 _NAMES = sorted({name for model in _MODELS for name in model.model_fields})
-_MARKS = [
-    ": ",
-    "\n",
-    "  ",
-    "- ",
-    "[",
-    "]",
-    "{",
-    "}",
-    "|\n",
-    ">\n",
-    "'",
-    '"',
-    "#",
-    "---\n",
-    "? ",
-    "<<: ",
-    "\t",
-    "\\U",
-]
+_SECTION_NAMES = [*(field.name for field in fields(Plan)), "other"]
+_MARKS = [": ", "\n", "  ", "- ", "|\n", ">\n", "---\n", "? ", "<<: ", "\t", "\\U", *"[]{}'\"#"]
 _TAGS = ["&a ", "*a", "!!int ", "!!set ", "!x ", "%YAML 1.1\n"]
-_WORDS = [
-    "1",
-    "-0",
-    "1e999",
-    ".inf",
-    "-.inf",
-    ".nan",
-    "true",
-    "yes",
-    "null",
-    "~",
-    "0x",
-    "0o8",
-    "9" * 400,
-    "20GiB",
-]
-_SECTION_NAMES = [
-    "workload",
-    "baseline",
-    "space",
-    "objective",
-    "budget",
-    "search",
-    "device",
-    "executor",
-    "run_dir",
-    "seed",
-    "other",
-]
+_WORDS = f"1 -0 1e999 .inf -.inf .nan true yes null ~ 0x 0o8 20GiB {'9' * 400}".split()
 _TOKENS = st.sampled_from([*_NAMES, *_SECTION_NAMES, *_MARKS, *_TAGS, *_WORDS])
 _SCALARS = (
     st.none()
@@ -494,18 +348,7 @@ _SCALARS = (
     | st.floats()
     | st.text(max_size=5)
     | st.sampled_from(
-        [
-            "inf",
-            "nan",
-            "1e999",
-            "9" * 400 + "GiB",
-            "bf16",
-            "a.py:b",
-            "a:1",
-            "float32",
-            "ray",
-            10**400,
-        ]
+        [*f"inf nan 1e999 {'9' * 400}GiB bf16 a.py:b a:1 float32 ray".split(), 10**400]
     )
 )
 _VALUES = st.recursive(
@@ -548,21 +391,19 @@ def read_whatever(path: Path, *overrides: str) -> None:
 
 
 @given(raw=st.binary() | st.text().map(lambda text: text.encode("utf-8", "surrogatepass")))
-def test_any_bytes_give_a_plan_or_a_config_error(folder: Path, raw: bytes) -> None:
+def test_any_bytes(folder: Path, raw: bytes) -> None:
     (folder / "x.yaml").write_bytes(raw)
     read_whatever(folder / "x.yaml")
 
 
 @given(tokens=st.lists(_TOKENS, max_size=25))
-def test_any_row_of_yaml_tokens_gives_a_plan_or_a_config_error(
-    folder: Path, tokens: list[str]
-) -> None:
+def test_any_yaml(folder: Path, tokens: list[str]) -> None:
     read_whatever(write(folder, "".join(tokens)))
     read_whatever(write(folder, f"{WORKLOAD}{''.join(tokens)}"))
 
 
 @given(sections=_SECTIONS)
-def test_any_data_gives_a_plan_or_a_config_error(folder: Path, sections: dict[str, Any]) -> None:
+def test_any_data(folder: Path, sections: dict[str, Any]) -> None:
     text = yaml.safe_dump(
         {"workload": {"model": "a:b", "dataset": "a:b"}, **sections}, sort_keys=False
     )
@@ -573,24 +414,21 @@ def test_any_data_gives_a_plan_or_a_config_error(folder: Path, sections: dict[st
     override=st.text()
     | st.lists(_TOKENS, max_size=8).map("".join).map(lambda text: f"space.num_workers={text}")
 )
-def test_any_override_gives_a_plan_or_a_config_error(folder: Path, override: str) -> None:
+def test_any_override(folder: Path, override: str) -> None:
     read_whatever(write(folder, WORKLOAD), override)
 
 
 @given(value=_VALUES, key=st.sampled_from(_SECTION_NAMES))
-def test_any_python_value_gives_a_plan_or_a_config_error(value: Any, key: str) -> None:
+def test_any_call(value: Any, key: str) -> None:
     assert all(problem.startswith(key) for problem in errors_in(lambda: call(**{key: value})))
 
 
 @given(command=_VALUES | st.lists(st.text(max_size=5)) | st.text())
-def test_any_command_gives_a_plan_or_a_config_error(command: Any) -> None:
+def test_any_command(command: Any) -> None:
     told = errors_in(lambda: parse_plan({"workload": {"command": command}}, name="x"))
     assert all(problem.startswith("workload.") for problem in told)
-
-
-@given(words=st.lists(st.text(max_size=8), max_size=4))
-def test_any_typed_words_give_a_plan_or_a_config_error(words: list[str]) -> None:
-    assert all(problem.isprintable() for problem in errors_in(lambda: command_plan(words)))
+    if isinstance(command, list):
+        errors_in(lambda: command_plan([str(word) for word in command]))
 
 
 # Python calls
@@ -601,7 +439,7 @@ def call(**arguments: Any) -> Plan:
     return parse_plan({"workload": {"model": object, "dataset": list}, **arguments}, name="x")
 
 
-def test_live_objects_reach_the_plan_untouched() -> None:
+def test_live_objects() -> None:
     model, dataset = object(), [1, 2]
     workload = parse_plan(
         {"workload": {"model": model, "dataset": dataset, "loss": None}}, name="x"
@@ -615,10 +453,9 @@ def test_live_objects_reach_the_plan_untouched() -> None:
     ("key", "written", "value"),
     [
         ("device", "gpu", "gpu"),
-        ("device", "'cuda:'", "cuda:"),
-        ("seed", "-1", -1),
-        ("seed", "true", True),
         ("run_dir", "''", ""),
+        ("workload", "{command: 'python -'}", {"command": "python -"}),
+        ("workload", "{model: 'a:b'}", {"model": 1}),
         ("objective", "{memory_limit: 20 parsecs}", {"memory_limit": "20 parsecs"}),
         ("baseline", "{num_wokers: 2}", {"num_wokers": 2}),
         (
@@ -626,16 +463,9 @@ def test_live_objects_reach_the_plan_untouched() -> None:
             "{model: 'a:b', dataset: 'a:b', shuffle: 1}",
             {"model": 1, "dataset": 1, "shuffle": 1},
         ),
-        (
-            "workload",
-            "{model: 'a:b', dataset: 'a:b', samler: 1}",
-            {"model": 1, "dataset": 1, "samler": 1},
-        ),
     ],
 )
-def test_a_file_and_a_call_refuse_the_same_in_the_same_words(
-    tmp_path: Path, key: str, written: str, value: object
-) -> None:
+def test_file_and_call_refuse_alike(tmp_path: Path, key: str, written: str, value: object) -> None:
     text = f"{key}: {written}\n" + ("" if key == "workload" else WORKLOAD)
     (in_call,) = errors_in(lambda: call(**{key: value}))
     place, _, in_file = only_problem(tmp_path, text).partition(" ")
@@ -643,22 +473,18 @@ def test_a_file_and_a_call_refuse_the_same_in_the_same_words(
     assert in_file == in_call
 
 
-@pytest.mark.parametrize("device", ["cuda", "cuda:1", "xpu:0", "mps", "cpu", "npu:1"])
-def test_devices_of_torch_and_of_its_plug_ins_are_accepted(device: str) -> None:
+@pytest.mark.parametrize("device", ["cuda:1", "xpu", "mps", "npu:1"])
+def test_device(device: str) -> None:
     assert call(device=device).device == device
 
 
-def test_a_mapping_becomes_a_model() -> None:
-    assert call(baseline={"num_workers": 2}).baseline == TrainingConfig(num_workers=2)
-
-
-def test_any_kind_of_mapping_is_accepted() -> None:
+def test_any_mapping_is_a_model() -> None:
     assert call(baseline=MappingProxyType({"num_workers": 2})).baseline == TrainingConfig(
         num_workers=2
     )
 
 
-def test_a_model_is_handed_back_as_it_is() -> None:
+def test_model_is_kept() -> None:
     config = TrainingConfig(num_workers=2)
     assert call(baseline=config).baseline is config
 
@@ -666,18 +492,18 @@ def test_a_model_is_handed_back_as_it_is() -> None:
 # The starter
 
 
-def test_the_starter_is_a_plan_once_its_functions_are_there(tmp_path: Path) -> None:
+def test_starter(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     assert read_plan(write(tmp_path, STARTER_YAML)).baseline == TrainingConfig()
 
 
-def test_the_starters_command_is_a_plan_alone(tmp_path: Path, working: Path) -> None:
+def test_starter_command(tmp_path: Path, working: Path) -> None:
     (line,) = [line for line in STARTER_YAML.splitlines() if line.strip().startswith("# command:")]
     plan = read_plan(write(tmp_path, f"workload:\n{line.replace('# ', '', 1)}"))
     assert plan.workload.command == ("python", "train.py", "--lr", "{lr}")
 
 
-def test_the_starter_holds_with_every_comment_taken_off(tmp_path: Path) -> None:
+def test_starter_uncommented(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     lines = [
         line.replace("# ", "", 1) if is_offer(line) else line for line in STARTER_YAML.splitlines()

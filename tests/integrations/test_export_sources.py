@@ -17,7 +17,8 @@ from hypothesis import given
 from autotune.config.training_config import TrainingConfig
 from autotune.export.axolotl import AXOLOTL
 from autotune.export.composer import COMPOSER
-from tests.export.configs import EVERYTHING, any_configs
+from tests.export.configs import EVERYTHING
+from tests.factories.configs import any_configs
 
 pytestmark = pytest.mark.integrations
 SOURCES = Path(__file__).parents[2] / "build" / "sources"

@@ -337,7 +337,7 @@ def test_a_run_folder_that_is_not_whole_is_one_clear_error_which_names_what_may_
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("gone", None, "there is no such file"),
+        ("gone", None, "No such file"),
         ("empty", b"", "is empty"),
         ("notes.txt", b"just text", "the top level must be a mapping"),
         ("autotune.yaml", b"workload: {model: 'a:b', dataset: 'a:b'}", "is not a recommended.yaml"),

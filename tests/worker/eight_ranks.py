@@ -25,6 +25,7 @@ from torch.testing._internal.distributed.multi_threaded_pg import (
     _install_threaded_pg,
 )
 
+from autotune.apply.prepare import arranged
 from autotune.config.training_config import TrainingConfig
 from autotune.worker.device import open_device
 from autotune.worker.step import Step, make_trainer
@@ -71,7 +72,7 @@ def batches(rank: int, count: int) -> list[tuple[Tensor, Tensor]]:
 def trained(model: nn.Module, config: TrainingConfig, given: list[Any]) -> Any:
     """The model after some batches, as a trial trains it."""
     device = open_device("cpu")
-    parallel = config.arrange(model, device.torch_device)
+    parallel = arranged(config, model, device.torch_device)
     optimizer = torch.optim.SGD([one for one in parallel.parameters() if one.requires_grad], lr=LR)
     trainer = make_trainer(
         parallel, optimizer, Step(step, "the step that was given"), config, device
@@ -139,7 +140,7 @@ def distance(one: list[Tensor], other: list[Tensor]) -> float:
 def said_to_be(config: TrainingConfig) -> dict[str, Any]:
     """What the last of eight ranks is told by a fake group, where it exchanges nothing."""
     distributed.init_process_group("fake", store=FakeStore(), rank=RANKS - 1, world_size=RANKS)
-    parallel: Any = config.arrange(Model(has_unused=False), torch.device("cpu"))
+    parallel: Any = arranged(config, Model(has_unused=False), torch.device("cpu"))
     is_static = config.ddp is not None and config.ddp.static_graph
     with nullcontext() if is_static else parallel.no_sync():
         loss = step(parallel, batches(0, 1)[0])
