@@ -734,7 +734,9 @@ def test_a_diagnosis_expects_of_a_change_what_a_search_on_the_same_job_forecasts
         results=(TrialResult(outcome="ok", measurement=evidence.measurement),),
     )
     search = RateModel(
-        list(rate_observations(configured_points(curves, space), [today], kind)), environment
+        list(rate_observations(configured_points(curves, space), [today], kind)),
+        environment,
+        evidence.run_variation,
     )
     pairs: list[Pair] = [(loader, device) for loader in curves.loader for device in curves.device]
     forecast = search.forecast([apply_changes(evidence, *pair) for pair in pairs])

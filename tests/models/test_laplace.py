@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from scipy.linalg import block_diag
 
-from autotune.models.throughput import Posterior, Problem, factor_of, most_likely
+from autotune.models.throughput import Posterior, Problem, most_likely
 
 Floats = NDArray[np.float64]
 
@@ -27,7 +26,7 @@ def posed(
         observed=np.array(observed),
         variances=np.array(sds) ** 2,
         prior_mean=np.zeros(covariances.shape[:2]),
-        factor=factor_of(covariances),
+        covariances=covariances,
         expect=lambda now: (expect(now), lambda: slopes(now)),
     )
 
@@ -51,18 +50,6 @@ def softened_minimum(now: Floats) -> Floats:
 
 ADDED = (lambda now: now.sum(axis=0), np.ones_like)
 SOFTENED_MINIMUM = (softened_minimum, lambda now: np.exp(-8 * (now - softened_minimum(now))))
-
-
-@given(st.lists(st.floats(-3, 3), min_size=1, max_size=8), st.floats(0.1, 2.0))
-def test_factors_multiply_to_the_covariance_and_repeated_places_need_no_column_more(
-    places: list[float], scale: float
-) -> None:
-    covariances = np.stack([smooth(places * 2), scale * smooth(places * 2)])
-    factor = factor_of(covariances)
-    matrix = np.array([factor.of_states(row).ravel() for row in np.eye(len(factor.process))]).T
-    assert matrix @ matrix.T == pytest.approx(block_diag(*covariances), abs=1e-4)
-    assert np.square(matrix).sum(axis=0) == pytest.approx(factor.squares)
-    assert max(np.bincount(factor.process)) <= len(places)
 
 
 @given(
@@ -128,7 +115,7 @@ def test_a_start_from_another_noise_leads_to_the_same_state() -> None:
     places, observed = [0.0, 1.0, 2.5], [1.0, -2.0, 0.5]
     covariances = np.stack([smooth(places), smooth(places)])
     loose, tight = (posed(observed, [sd] * 3, covariances, SOFTENED_MINIMUM) for sd in (0.3, 0.05))
-    fresh, continued = most_likely(tight), most_likely(tight, start=most_likely(loose))
+    fresh, continued = most_likely(tight), most_likely(tight, most_likely(loose).weights)
     assert continued.log_evidence == pytest.approx(fresh.log_evidence, abs=0.05)
     assert softened_minimum(state(covariances, continued)) == pytest.approx(observed, abs=0.1)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,32 +9,42 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.models.throughput_law import COSTS, Circumstances, Rates, rates_of, slopes_of
+from autotune.models.throughput_law import COSTS, Circumstances, Rates, law
 
+Costs = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 AMPLE = {"items": 9.0, "most_workers": 9.0, "per_batch": -9.0}
 """A loader that limits nothing."""
 
 
-def here(**changes: Any) -> Circumstances:
+def here(
+    *,
+    workers: float = 1.0,
+    ranks: float = 1.0,
+    relative_batch: float = 1.0,
+    micro_batches: float = 1.0,
+    **changes: Any,
+) -> Circumstances:
     values: dict[str, Any] = {
-        "workers": 1.0,
-        "ranks": 1.0,
-        "relative_batch": 1.0,
-        "micro_batches": 1.0,
+        "has_workers": workers > 0,
+        "log_processes": np.log(max(workers, 1.0)),
+        "log_ranks": np.log(ranks),
+        "log_batch": np.log(relative_batch),
+        "log_micro_batches": np.log(micro_batches),
         "is_overlapped": True,
-        "is_crowded": False,
-        "is_copied": False,
-        "is_blocking": False,
-        "is_launched": False,
+        **dict.fromkeys(["is_crowded", "is_copied", "is_blocking", "is_launched"], False),
         "is_taken": False,
         "busy": 0.0,
         "cores": 64.0,
-    } | changes
-    arrays = {name: np.array([value]) for name, value in values.items() if name != "loader_cpu_s"}
-    return Circumstances(**arrays, loader_cpu_s=values.get("loader_cpu_s", 0.0))
+        "loader_cpu_s": 0.0,
+    }
+    return Circumstances(**{name: np.array([value]) for name, value in (values | changes).items()})
 
 
-def state(**logs: float) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+def rates_of(costs: Costs, where: Circumstances) -> Rates:
+    return law(costs, where)[0]
+
+
+def state(**logs: float) -> Costs:
     usual = {"items": 0.0, "samples": 0.0, "shortfall": 0.0, "softness": np.log(8)}
     return np.array([[logs.get(cost, usual.get(cost, -30.0))] for cost in COSTS])
 
@@ -137,7 +146,7 @@ def test_where_nothing_is_copied_no_cost_of_copies_changes_anything(
     )
     assert rates_of(known, where) == rates_of(other, where)
     for row in (COSTS.index("copies"), COSTS.index("hidden")):
-        assert not any(slope[row].any() for slope in slopes_of(other, where))
+        assert not any(slope[row].any() for slope in law(other, where)[1]())
 
 
 def hosted(**changes: Any) -> Rates:
@@ -221,8 +230,9 @@ def test_slopes_are_the_derivatives_of_the_rates(
         is_blocking=is_copied,
         is_launched=is_launched,
         is_taken=is_launched and workers > 0,
+        busy=busy,
+        loader_cpu_s=loader_cpu_s,
     )
-    where = replace(where, busy=np.array([busy]), loader_cpu_s=loader_cpu_s)
     costs, step = np.array(logs)[:, None], 1e-5
     known = rates_of(costs, where)
     assert np.isfinite(known[:3]).all()
@@ -233,11 +243,11 @@ def test_slopes_are_the_derivatives_of_the_rates(
         *(["launch", "host"] if is_launched else []),
         *(["take"] if is_taken else []),
     }
+    slopes = law(costs, where)[1]()._asdict()
     for row in range(len(COSTS)):
         moved = np.zeros_like(costs)
         moved[row] = step
         after, before = (rates_of(costs + sign * moved, where)._asdict() for sign in (1, -1))
-        slopes = slopes_of(costs, where)._asdict()
         for side in sides:
             found = slopes[side][row]
             assert found == pytest.approx((after[side] - before[side]) / (2 * step), abs=1e-4)

@@ -375,7 +375,7 @@ def test_what_runs_fall_short_by_is_expected_of_others_too() -> None:
 
 def test_a_forecast_of_thousands_is_that_of_each() -> None:
     model: RateModel = RateModel(
-        [loader(1_000, config(2)), device(2_000, config()), run(700, config())], MANY_CORES
+        [loader(1_000, config(2)), device(2_000, config()), run(700, config())], MANY_CORES, STEADY
     )
     asked = [config(workers, batch) for workers, batch in product(range(40), range(1, 60))]
     together = model.forecast(asked)

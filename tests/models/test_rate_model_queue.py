@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from autotune.config.training_config import TrainingConfig
+from autotune.models.evidence import assumed_variation
 from autotune.models.throughput import Forecast, Observation, RateModel
 from tests.factories import CPU
 from tests.models.queueing import Machine
@@ -101,7 +102,7 @@ class Comparison:
 
 def tell(machine: Machine, runs: int = len(RUNS), seed: int = 0) -> Comparison:
     seen = [*look(machine, seed), *(run(machine, one, seed) for one in RUNS[:runs])]
-    known = RateModel(seen, ENVIRONMENT).forecast(UNSEEN)
+    known = RateModel(seen, ENVIRONMENT, assumed_variation("cpu")).forecast(UNSEEN)
     return Comparison(known, np.log([machine.rate(one, seed + 1) for one in UNSEEN]))
 
 
@@ -144,6 +145,6 @@ def test_where_the_loader_limits_the_rate_more_workers_help_and_a_lower_precisio
     machine = MACHINES["a slow loader"]
     seen = [*look(machine, 0), run(machine, RUNS[2])]
     asked = [RUNS[2], config(8, 64), RUNS[2].model_copy(update={"amp_dtype": "bfloat16"})]
-    rates = np.exp(RateModel(seen, ENVIRONMENT).forecast(asked).log_rate)
+    rates = np.exp(RateModel(seen, ENVIRONMENT, assumed_variation("cpu")).forecast(asked).log_rate)
     assert rates[1] > 2 * rates[0]
     assert rates[2] < 1.1 * rates[0]

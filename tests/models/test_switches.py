@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from autotune.config.plan import Objective, SearchSpace
 from autotune.config.training_config import TrainingConfig
+from autotune.models.evidence import assumed_variation
 from autotune.models.observations import (
     ConfiguredPoint,
     changes_no_effect_setting,
@@ -55,7 +56,7 @@ def model(out_of_order: float) -> RateModel:
             )
         ),
     ]
-    return RateModel(seen, fake_environment())
+    return RateModel(seen, fake_environment(), assumed_variation("cuda"))
 
 
 def look(**rates: float) -> list[ConfiguredPoint]:
