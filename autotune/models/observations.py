@@ -17,14 +17,14 @@ from autotune.config.plan import Choices
 from autotune.config.training_config import LOADER_SETTINGS, NEUTRAL_WITHOUT_WORKERS, TrainingConfig
 from autotune.messages.search import one_side_not_measured
 from autotune.models.evidence import run_of
-from autotune.models.statistics import NORMAL_95, mean_rate
+from autotune.models.statistics import NORMAL_95, mean_rate, with_latest
 from autotune.models.throughput import AMPLE, Observation, RateModel
 from autotune.note import Note
 from autotune.records.ceilings import SIDES, Ceiling, CeilingBook, host_ceiling_of, loader_key
 from autotune.records.result import CurvePoint, Curves
 from autotune.records.trial import TrialRecord
 from autotune.settings_table import SETTINGS, Side
-from autotune.space.constraints import normalised
+from autotune.space.constraints import SINGLE, normalised
 from autotune.space.ranges import spread, whole_numbers
 from autotune.space.scaling import samples_within
 from autotune.space.space import ResolvedSpace
@@ -81,8 +81,7 @@ def changed(space: ResolvedSpace, changes: dict[str, object]) -> TrainingConfig:
         space: The space with its baseline.
         changes: Settings by name.
     """
-    single = {"strategy": "single", "world_size": 1, "ddp": None}
-    settings = {**space.baseline.model_dump(), **single, **changes}
+    settings = {**space.baseline.model_dump(), **SINGLE, **changes}
     budget = changes.get("max_tokens")
     if isinstance(budget, int):
         settings["micro_batch_size"] = samples_within(budget, space.baseline)
@@ -297,8 +296,6 @@ def most_telling(records: Sequence[TrialRecord]) -> Sequence[TrialRecord]:
 
     These are the first, the fastest, the fastest of each number of workers, and the latest.
     """
-    if len(records) <= _MOST_TRIALS:
-        return records
     rates = dict[int, float]()
     for place, record in enumerate(records):
         rate = observed_rate(record)
@@ -308,10 +305,9 @@ def most_telling(records: Sequence[TrialRecord]) -> Sequence[TrialRecord]:
     of_workers = dict[int, int]()
     for place in ranked:
         of_workers.setdefault(records[place].config.num_workers, place)
-    kept = {0, *ranked[: _MOST_TRIALS // 2], *list(of_workers.values())[: _MOST_TRIALS // 4]}
-    latest = [place for place in reversed(range(len(records))) if place not in kept]
-    kept.update(latest[: _MOST_TRIALS - len(kept)])
-    return [records[place] for place in sorted(kept)]
+    first = range(len(records))[:1]
+    kept = [*first, *ranked[: _MOST_TRIALS // 2], *list(of_workers.values())[: _MOST_TRIALS // 4]]
+    return with_latest(records, kept, most=_MOST_TRIALS)
 
 
 def side_observation(

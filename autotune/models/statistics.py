@@ -6,11 +6,12 @@ out: an `Interval`, or a `Score`. Pure functions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from math import inf, sqrt
 from statistics import NormalDist, fmean, stdev
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,7 @@ from autotune.records.trial import Score
 # of simulation output".
 
 
+_Item = TypeVar("_Item")
 Floats = NDArray[np.float64]
 """Arrays of the models; each use states the shape."""
 BATCH_MEANS = 10
@@ -83,6 +85,18 @@ def _joined(amounts: Sequence[float], seconds: Sequence[float]) -> list[tuple[fl
     batches = count if count < 2 * BATCH_MEANS else BATCH_MEANS
     edges = [round(index * count / batches) for index in range(batches + 1)]
     return [(sum(amounts[start:stop]), sum(seconds[start:stop])) for start, stop in pairwise(edges)]
+
+
+def with_latest(items: Sequence[_Item], kept: Iterable[int], *, most: int) -> list[_Item]:
+    """Return all items or, of many, those at some places and the latest, in their order.
+
+    Args:
+        items: The items.
+        kept: Places of the items to keep in any case.
+        most: Most items to return.
+    """
+    latest = reversed(range(len(items)))
+    return [items[place] for place in sorted([*dict.fromkeys([*kept, *latest])][:most])]
 
 
 # The throughput of a window, with the interval by its own blocks.

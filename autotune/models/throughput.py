@@ -319,7 +319,9 @@ class RateModel:
             self._forecast(configs[begin : begin + _AT_ONCE], *known)
             for begin in range(0, len(configs), _AT_ONCE)
         ]
-        return parts[0] if len(parts) == 1 else _joined(parts)
+        names = [one.name for one in fields(Forecast) if one.name != "scatter_sd"]
+        joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+        return Forecast(**joined, scatter_sd=self._scatter_sd)
 
     def _forecast(
         self,
@@ -333,7 +335,7 @@ class RateModel:
 
         # Propagate the state's uncertainty through the law's slopes
         informed = cross_covariance * posterior.jacobian[:, None, :]
-        variances = np.array([_variance(cost, self.priors[cost]) for cost in COSTS])
+        variances = self._covariance(configs[:1], configs[:1])[:, 0, 0]  # the same everywhere
         of = slopes()
         loader_sd, device_sd, sd, copy_sd, host_sd = (
             _sd(slope, variances, informed, posterior.cholesky)
@@ -456,11 +458,12 @@ class RateModel:
             best = max(tried, key=lambda fit: fit.log_evidence)
             fits.append((factor, best))
             starts = [best.weights]
-        return max(fits, key=lambda fit: fit[1].log_evidence + self._log_prior(fit[0]))
 
-    def _log_prior(self, factor: float) -> float:
-        """Return the log prior density of a scatter, on the log scale."""
-        return -self.learned_variation.degrees_of_freedom * (log(factor) + 0.5 / factor**2)
+        # The log prior density of a scatter is that of the variation, on the log scale
+        degrees = self.learned_variation.degrees_of_freedom
+        return max(
+            fits, key=lambda fit: fit[1].log_evidence - degrees * (log(fit[0]) + 0.5 / fit[0] ** 2)
+        )
 
     def _covariance(
         self, left: Sequence[TrainingConfig], right: Sequence[TrainingConfig]
@@ -561,7 +564,7 @@ class RateModel:
 
         workers = column(lambda config: config.num_workers)
         processes = column(lambda config: config.process_count)
-        own_cores = _own_cores(configs, environment)
+        own_cores = column(lambda config: cores_within(config, environment))
         threads = column(lambda config: config.intra_op_threads or inf)
         threads = np.where(threads < inf, threads, own_cores)
         usual_batch = exp(fmean(log(seen.config.micro_batch_size) for seen in self._seen))
@@ -585,27 +588,6 @@ class RateModel:
                 lambda config: median(cpu_s.get(config.worker_threads) or usual_cpu_s)
             ),
         )
-
-
-def _joined(parts: Sequence[Forecast]) -> Forecast:
-    """Concatenate forecasts."""
-    names = [field.name for field in fields(Forecast) if field.name != "scatter_sd"]
-    joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
-    return Forecast(**joined, scatter_sd=parts[0].scatter_sd)
-
-
-def _own_cores(configs: Sequence[TrainingConfig], environment: Environment) -> Floats:
-    """Return the cores per host that each configuration may use; computed once per layout."""
-    layouts = [(config.numa_binding, config.strategy, config.world_size) for config in configs]
-    one_of = dict(zip(layouts, configs, strict=True))
-    found = {layout: cores_within(config, environment) for layout, config in one_of.items()}
-    return np.array([found[layout] for layout in layouts], dtype=np.float64)
-
-
-def _variance(cost: str, prior: CostPrior) -> float:
-    """Return a cost's prior variance at any place."""
-    effects = sum(effect.sd**2 for effect in _EFFECTS[cost])
-    return prior.level_sd**2 + effects + prior.interaction_sd**2 + prior.pair_sd**2
 
 
 def _sd(slopes: Floats, variances: Floats, informed: Floats, cholesky: Floats) -> Floats:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import sqrt
 from typing import Literal
 
@@ -123,40 +123,3 @@ def global_batch_of(config: TrainingConfig, facts: WorkloadFacts) -> int:
     """Return the tokens (with a token budget) or samples per optimizer step over all ranks."""
     unit: int = getattr(config, facts.batch_setting)
     return unit * config.grad_accum_steps * config.world_size
-
-
-def token_budgets(
-    baseline: TrainingConfig,
-    ranks: Sequence[int],
-    most_samples: int,
-    *,
-    keeps_batch: bool,
-    share: int,
-) -> list[int]:
-    """Return the token budgets to try: the baseline's times powers of two.
-
-    Args:
-        baseline: The baseline, with a budget and the average samples in it.
-        ranks: Numbers of ranks that are tried.
-        most_samples: Largest global batch in samples.
-        keeps_batch: Return budgets that divide the baseline's global batch.
-        share: Divisor of the baseline's budget for the smallest one; or the number of ranks, if
-            that is larger.
-    """
-    own = baseline.max_tokens or 1
-    least = max(1, own // max(share, *ranks))
-    if keeps_batch:
-        wanted = own * baseline.grad_accum_steps * baseline.world_size
-        parts = (
-            wanted // 2**power for power in range(wanted.bit_length()) if wanted % 2**power == 0
-        )
-        return sorted({own, *(part for part in parts if part >= least)})
-    halves = (own // 2**power for power in range(own.bit_length()))
-    sizes = {size for size in halves if size >= least} | {
-        own // count for count in ranks if own % count == 0
-    }
-    doubled = 2 * own
-    while samples_within(doubled, baseline) <= most_samples:
-        sizes.add(doubled)
-        doubled *= 2
-    return sorted(sizes)

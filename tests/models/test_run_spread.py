@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from autotune.models.evidence import (
     Run,
     assumed_variation,
-    evidence_of,
     learn_variation,
     rate_of_runs,
     ratio_of_runs,
@@ -67,7 +66,7 @@ def test_the_interval_of_one_run_holds_another_nineteen_times_of_twenty(
     random, covered, count = np.random.default_rng(0), 0, 2_000
     for _ in range(count):
         seen = runs(*random.normal(0.0, sqrt(sd**2 + window_sd**2), 7), variance=window_sd**2)
-        spread = learn_variation(assumed_variation("cpu"), [evidence_of(seen)])
+        spread = learn_variation(assumed_variation("cpu"), [seen])
         own, other = random.normal(0.0, sqrt(sd**2 + window_sd**2)), random.normal(0.0, sd)
         half = 2.262 * window_sd
         rate = with_run_variation(
@@ -79,7 +78,7 @@ def test_the_interval_of_one_run_holds_another_nineteen_times_of_twenty(
 
 def test_repeats_pull_what_was_assumed_to_what_they_show() -> None:
     prior = assumed_variation("cpu")
-    learned = learn_variation(prior, [evidence_of(runs(0.0, 0.01)) for _ in range(2_000)])
+    learned = learn_variation(prior, [runs(0.0, 0.01)] * 2_000)
     assert learned.sd == pytest.approx(0.01 / sqrt(2), rel=0.1)
     assert (learned.degrees_of_freedom, learned.source) == (
         prior.degrees_of_freedom + 2_000,
@@ -89,23 +88,18 @@ def test_repeats_pull_what_was_assumed_to_what_they_show() -> None:
 
 def test_nothing_is_learned_from_single_runs() -> None:
     prior = assumed_variation("cuda")
-    assert learn_variation(prior, [evidence_of(runs(1.0)), None]) == prior
+    assert learn_variation(prior, [runs(1.0), []]) == prior
 
 
-def test_a_run_that_others_disturbed_teaches_nothing() -> None:
-    steady = evidence_of(runs(0.0, 0.01, -0.01))
-    disturbed = evidence_of(
-        [*runs(0.0, 0.01, -0.01), Run(-0.5, 0.0, is_disturbed=True), *runs(-3.0)]
-    )
-    assert steady is not None
-    assert disturbed is not None
-    assert disturbed.variance == pytest.approx(steady.variance)
+def test_disturbed_runs_teach_nothing() -> None:
+    prior, steady = assumed_variation("cpu"), runs(0.0, 0.01, -0.01)
+    disturbed = [*steady, Run(-0.5, 0.0, is_disturbed=True), *runs(-3.0)]
+    assert learn_variation(prior, [disturbed]) == learn_variation(prior, [steady])
 
 
-def test_what_windows_explain_is_no_spread_between_runs() -> None:
-    noisy = evidence_of(runs(0.0, 0.1, variance=0.005))
-    assert noisy is not None
-    assert noisy.variance == pytest.approx(0.0, abs=1e-12)
+def test_what_windows_explain_is_no_variation() -> None:
+    seen = runs(0.0, 0.1, variance=0.005)
+    assert learn_variation(assumed_variation("cpu"), [seen] * 10_000).sd == pytest.approx(0.002)
 
 
 def test_several_runs_narrow_the_rate_down_to_what_one_more_run_differs_by() -> None:
@@ -167,16 +161,14 @@ def test_each_kind_is_learned_from_runs_of_its_own_and_a_mixed_group_teaches_nei
         [Run(0.0, 0.0, True), Run(0.002, 0.0, True)],
         [Run(0.0, 0.0, True), Run(0.002, 0.0)],
     )
-    of_device = learn_variation(prior, [evidence_of(steady)])
+    of_device = learn_variation(prior, [steady])
     assert (of_device.sd, of_device.source) == (prior.sd, "assumed")
     assert of_device.device is not None
     assert (of_device.device.degrees_of_freedom, of_device.device.source) == (3.0, "workload")
-    of_host = learn_variation(prior, [evidence_of(runs(0.0, 0.4))])
+    of_host = learn_variation(prior, [runs(0.0, 0.4)])
     assert of_host.sd > prior.sd
     assert (of_host.source, of_host.device) == ("workload", prior.device)
-    assert learn_variation(prior, [evidence_of(mixed)]) == prior, (
-        "one of the two is at the limit of its kind"
-    )
+    assert learn_variation(prior, [mixed]) == prior, "one of the two is at the limit of its kind"
 
 
 def test_an_interval_is_that_of_the_runs_kind() -> None:
