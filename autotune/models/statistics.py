@@ -259,13 +259,14 @@ def _fallen(blocks: Sequence[Block]) -> float:
     """Return the batches by which the queue has fallen over the blocks; 0 if that may be chance.
 
     A loader slightly slower than training empties a long queue only after the window, without any
-    wait in it.
+    wait in it. The first block counts as the second: workers fill the queue while the probes read
+    at the first edge.
     """
     ready = [block.ready_at_end for block in blocks if block.ready_at_end is not None]
     changes = [after - before for before, after in pairwise(ready)]
     if len(ready) < len(blocks) or not _falls(changes):
         return 0.0
-    return -fmean(changes) * len(blocks)
+    return ready[0] - ready[-1] - changes[0]
 
 
 def _falls(changes: Sequence[float]) -> bool:
