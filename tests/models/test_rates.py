@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from itertools import pairwise
-from math import inf, isinf, nan
+from math import inf, isinf
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.models.statistics import wait_fraction, window_rate
-from autotune.records.measurement import Block, Interval, Measurement, MemorySample, Restart, Window
-from tests.factories import make_measurement, make_window
+from autotune.records.measurement import Block, Restart, Window
+from tests.factories import make_window
 
 _DATA = Path(__file__).parent / "data"
 _FINITE = st.floats(0, 1e12)
@@ -48,23 +48,6 @@ _WINDOWS = st.builds(
     is_drained=st.booleans(),
     is_steady=st.booleans(),
     stopped_by=st.sampled_from(["precision", "time", "deadline"]),
-)
-_MEASUREMENTS = st.builds(
-    Measurement,
-    samples_per_s=_FINITE,
-    samples_per_s_ci=st.tuples(_FINITE, _FINITE | st.just(inf)),
-    busy_fraction=st.none() | st.floats(0, 1),
-    busy_source=st.none() | st.text(),
-    data_wait_fraction=st.floats(0, 1),
-    peak_memory_bytes=st.integers(0, 2**50),
-    loader_ceiling=st.none() | _FINITE,
-    device_ceiling=st.none() | _FINITE,
-    startup_s=_FINITE,
-    build_s=_FINITE,
-    memory=st.builds(MemorySample, peak_bytes=st.integers(0, 2**50), source=st.text()),
-    window=_WINDOWS,
-    loss=st.floats(),
-    skipped_steps=st.integers(0, 100),
 )
 
 
@@ -143,7 +126,7 @@ def test_a_window_of_two_queues_tells_the_slower_of_loader_and_device(
 
 
 @pytest.mark.parametrize("is_full", [True, False])
-@pytest.mark.parametrize("ratio", [0.1, 0.5, 0.9, 1.0, 1.1, 2.0, 10.0])
+@pytest.mark.parametrize("ratio", [0.1, 0.5, 0.9, 1.0, 2.0])
 def test_the_derived_rate_is_within_three_percent_for_a_usual_queue(
     ratio: float, is_full: bool
 ) -> None:
@@ -212,55 +195,37 @@ def test_samples_that_came_are_counted_over_all_seconds() -> None:
     assert window_rate(make_window(blocks=blocks)).value == pytest.approx(4 * 80 / 8)
 
 
-def test_long_epochs_take_their_mean_restart_in_proportion() -> None:
-    # 100 samples/s, epochs of 5,000: 50 s and a restart of 2 s, so 5000 / 52
-    restarts = (Restart(seconds=1.0, samples=0), Restart(seconds=3.0, samples=0))
-    window = make_window(epoch_samples=5_000, restarts=restarts, expected_restart_s=99.0)
-    assert window_rate(window).value == pytest.approx(5000 / 52)
+SEEN = Restart(seconds=2.0, samples=0)
 
 
-def test_the_first_start_stands_in_where_no_restart_was_seen() -> None:
-    assert window_rate(
-        make_window(epoch_samples=5_000, expected_restart_s=2.0)
-    ).value == pytest.approx(5000 / 52)
-
-
-def test_a_restart_costs_only_what_it_takes_beyond_the_samples_that_came_with_it() -> None:
-    # at 100 samples/s, 300 samples in 5 s have cost 2 s
-    restarts = (Restart(seconds=5.0, samples=300),)
-    assert window_rate(make_window(epoch_samples=5_000, restarts=restarts)).value == pytest.approx(
-        5000 / 52
-    )
-
-
-def test_a_refill_that_came_faster_than_the_steady_rate_does_not_raise_it() -> None:
-    restarts = (Restart(seconds=1.0, samples=300),)
-    assert window_rate(make_window(epoch_samples=5_000, restarts=restarts)).value == pytest.approx(
-        100
-    )
-
-
-def test_whole_epochs_hold_their_restarts() -> None:
-    window = make_window(whole_epochs=True, epoch_samples=100, expected_restart_s=99.0)
-    assert window_rate(window).value == 100.0
-
-
-def test_an_unknown_epoch_has_no_restarts() -> None:
-    assert window_rate(make_window(epoch_samples=None, expected_restart_s=5.0)).value == 100.0
+@pytest.mark.parametrize(
+    ("changes", "rate"),
+    [
+        # 100 samples/s, epochs of 5,000: 50 s and a restart of 2 s, in the mean
+        (
+            {"restarts": (Restart(seconds=1.0, samples=0), Restart(seconds=3.0, samples=0))},
+            5000 / 52,
+        ),
+        ({"restarts": (SEEN,), "expected_restart_s": 99.0}, 5000 / 52),
+        ({"expected_restart_s": 2.0}, 5000 / 52),
+        # 300 samples in 5 s have cost 2 s, in 1 s nothing
+        ({"restarts": (Restart(seconds=5.0, samples=300),)}, 5000 / 52),
+        ({"restarts": (Restart(seconds=1.0, samples=300),)}, 100.0),
+        ({"whole_epochs": True, "expected_restart_s": 99.0}, 100.0),
+        ({"epoch_samples": None, "expected_restart_s": 5.0}, 100.0),
+    ],
+)
+def test_restarts_count_in_proportion(changes: dict[str, Any], rate: float) -> None:
+    window = make_window(**{"epoch_samples": 5_000, **changes})
+    assert window_rate(window).value == pytest.approx(rate)
 
 
 @pytest.mark.parametrize("expected_restart_s", [0.0, 2.0])
-@pytest.mark.parametrize("epoch_samples", [None, 1_000])
-def test_a_single_block_has_no_upper_end(
-    expected_restart_s: float, epoch_samples: int | None
-) -> None:
+def test_a_single_block_has_no_upper_end(expected_restart_s: float) -> None:
     blocks = (Block(samples=100, batches=10, seconds=1.0, data_wait_s=0.0),)
-    window = make_window(
-        blocks=blocks, epoch_samples=epoch_samples, expected_restart_s=expected_restart_s
-    )
+    window = make_window(blocks=blocks, epoch_samples=1_000, expected_restart_s=expected_restart_s)
     rate = window_rate(window)
-    assert isinf(rate.high)
-    assert rate.low == 0.0
+    assert (rate.low, rate.high) == (0.0, inf)
     assert isinf(rate.relative_half_width)
 
 
@@ -277,37 +242,10 @@ def test_any_window_has_an_ordered_interval_and_no_more_than_what_came(window: W
     assert rate.value <= rate.high * (1 + 1e-9)
 
 
-@given(_RATES, st.floats(0, 1))
-def test_the_relative_half_width_is_half_the_interval_over_the_value(
-    value: float, share: float
-) -> None:
-    rate = Interval(value=value, low=value * (1 - share), high=value * (1 + share))
-    assert rate.relative_half_width == pytest.approx(share, abs=1e-9)
-    assert isinf(Interval(value=0.0, low=0.0, high=1.0).relative_half_width)
-
-
-@given(_MEASUREMENTS)
-def test_a_measurement_comes_back_from_json_exactly(measurement: Measurement) -> None:
-    back = Measurement.model_validate_json(measurement.model_dump_json())
-    assert repr(back) == repr(measurement)  # == would hold a NaN loss unequal to itself
-    assert repr(Measurement.model_validate(measurement.model_dump(mode="json"))) == repr(
-        measurement
-    )
-
-
-def test_json_holds_no_bare_infinity() -> None:
-    text = make_measurement(samples_per_s_ci=(0.0, inf), loss=nan).model_dump_json()
-    assert '"Infinity"' in text
-    assert '"NaN"' in text
-
-
-def test_the_blocks_are_the_windows() -> None:
-    measurement = make_measurement()
-    assert measurement.blocks is measurement.window.blocks
-
-
-def counted(made: float, starved_s: float = 0.0, blocks: int = 10, noise: float = 0.0) -> Window:
-    """Blocks of 1 s in which 100 samples came and so many were made, more and less in turns."""
+def counted(
+    made: float, starved_s: float = 0.0, noise: float = 0.0, ready: int | None = None, **more: Any
+) -> Window:
+    """Blocks of 1 s in which 100 samples came and so many were made, more and less in turn."""
     each = tuple(
         Block(
             samples=100,
@@ -316,10 +254,14 @@ def counted(made: float, starved_s: float = 0.0, blocks: int = 10, noise: float 
             data_wait_s=starved_s,
             starved_s=starved_s,
             made=made + noise * (-1) ** index,
+            ready_at_end=ready,
         )
-        for index in range(blocks)
+        for index in range(10)
     )
-    return make_window(blocks=each, queue_at_start=64, queue_at_end=0, queue_capacity=64)
+    start = 64 if ready is None else ready
+    return make_window(
+        blocks=each, queue_at_start=start, queue_at_end=ready or 0, queue_capacity=64, **more
+    )
 
 
 @pytest.mark.parametrize(
@@ -363,15 +305,13 @@ def test_workers_whose_batches_lie_ready_make_less_than_they_could() -> None:
     assert all(window_rate(window).low < 2_820 < window_rate(window).high for window in windows)
 
 
-@pytest.mark.parametrize("made", [95.0, 100.0, 105.0])
+@pytest.mark.parametrize("made", [95.0, 105.0])
 def test_a_loop_that_waits_for_a_slow_worker_while_others_are_done_is_no_faster_than_what_is_made(
     made: float,
 ) -> None:
     # eight workers on two cores, seen: 13 of 16 batches lie ready, and the loop waits a fifth of its time
-    window = counted(made, starved_s=0.2)
-    blocks = tuple(block.model_copy(update={"ready_at_end": 13}) for block in window.blocks)
-    changes = {"blocks": blocks, "workers": 8, "queue_at_start": 13, "asked": 16}
-    assert window_rate(window.model_copy(update=changes)).value == pytest.approx(max(made, 100.0))
+    window = counted(made, starved_s=0.2, ready=13, workers=8, asked=16)
+    assert window_rate(window).value == pytest.approx(max(made, 100.0))
 
 
 def test_workers_that_a_short_queue_leaves_idle_could_make_more() -> None:
@@ -389,30 +329,10 @@ def test_workers_that_a_short_queue_leaves_idle_could_make_more() -> None:
     assert window_rate(window).value == pytest.approx(1_500.0)
 
 
-def test_the_noise_of_what_is_made_does_not_widen_the_interval_where_the_loop_sets_the_pace() -> (
-    None
-):
-    window = counted(95.0, noise=10.0)
-    blocks = tuple(block.model_copy(update={"ready_at_end": 62}) for block in window.blocks)
-    rate = window_rate(
-        window.model_copy(
-            update={"blocks": blocks, "workers": 16, "queue_at_start": 62, "asked": 64}
-        )
-    )
-    assert (rate.low, rate.high) == (100.0, 100.0)
-
-
-def test_a_queue_that_stays_almost_full_takes_nothing_off() -> None:
-    window = counted(95.0)
-    blocks = tuple(block.model_copy(update={"ready_at_end": 62}) for block in window.blocks)
-    assert (
-        window_rate(
-            window.model_copy(
-                update={"blocks": blocks, "workers": 16, "queue_at_start": 62, "asked": 64}
-            )
-        ).value
-        == 100.0
-    )
+@pytest.mark.parametrize("noise", [0.0, 10.0])
+def test_a_queue_that_stays_almost_full_takes_nothing_off(noise: float) -> None:
+    rate = window_rate(counted(95.0, noise=noise, ready=62, workers=16, asked=64))
+    assert (rate.low, rate.value, rate.high) == (100.0, 100.0, 100.0)
 
 
 def test_where_nothing_was_made_or_a_block_is_not_counted_the_queue_tells() -> None:
