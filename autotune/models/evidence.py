@@ -166,10 +166,14 @@ def rate_of_runs(runs: Sequence[Measurement], spread: RunVariation) -> Interval:
         runs: Runs of the same settings, at least one.
         spread: Run-to-run variation.
     """
-    if len(runs) == 1:
-        return _rate_of_one(runs[0], spread)
-    mean, own = _mean_of(runs)
     spread = spread.of(run.window.is_held_by_device for run in runs)
+    if len(runs) == 1:
+        (run,) = runs
+        window = with_run_variation(window_rate(run.window), spread)
+        scale = run.samples_per_s / window.value if window.value > 0 else 0.0
+        high = scale * window.high if scale > 0 else inf
+        return Interval(value=run.samples_per_s, low=scale * window.low, high=high)
+    mean, own = _mean_of(runs)
     half = _half_width(spread, 1 + 1 / len(runs), own)
     return Interval(value=exp(mean), low=exp(mean - half), high=exp(mean + half))
 
@@ -219,24 +223,6 @@ def _mean_of(runs: Sequence[Measurement]) -> tuple[float, float]:
     known = [run_of(run) for run in runs]
     own = sum(run.variance for run in known) / len(known) ** 2
     return fmean(run.log_rate for run in known), own
-
-
-def with_interval(measurement: Measurement, spread: RunVariation) -> Measurement:
-    """Return the measurement with the interval that the run-to-run variation gives."""
-    rate = _rate_of_one(measurement, spread)
-    return measurement.model_copy(update={"samples_per_s_ci": (rate.low, rate.high)})
-
-
-def _rate_of_one(measurement: Measurement, spread: RunVariation) -> Interval:
-    rate = with_run_variation(
-        window_rate(measurement.window), spread.of([measurement.window.is_held_by_device])
-    )
-    scale = measurement.samples_per_s / rate.value if rate.value > 0 else 0.0
-    return Interval(
-        value=measurement.samples_per_s,
-        low=scale * rate.low,
-        high=scale * rate.high if scale > 0 else inf,
-    )
 
 
 def _variance(distance: float, degrees_of_freedom: int = _WINDOW_DEGREES_OF_FREEDOM) -> float:

@@ -51,7 +51,7 @@ def test_a_large_gain_is_claimed_as_it_was_measured(gain: float) -> None:
     assert ratio.low > 1 + (gain - 1) / 2
 
 
-@pytest.mark.parametrize("gain", [0.03, 0.1, 0.5, 2.0])
+@pytest.mark.parametrize("gain", [0.03, 0.1, 2.0])
 @pytest.mark.parametrize("error", [0.01, 0.03])
 def test_claims_that_are_proven_are_right_in_the_mean(gain: float, error: float) -> None:
     """Only measured gains beyond two errors are claimed: unshrunk these would be too high."""

@@ -82,15 +82,10 @@ def record_of(number: int, *rates: float) -> TrialRecord:
     return make_record(number, results=tuple(runs))
 
 
-def test_a_search_that_goes_on_has_the_proofs_of_its_former_runs() -> None:
-    assert set(
-        Ledger.going_on(SPREAD, [record_of(0, 100.0, 101.0), record_of(1, 900.0, 890.0)]).proven
-    ) == {1}
-
-
-def test_runs_are_taken_up_in_the_order_in_which_they_ended() -> None:
+def test_a_search_that_goes_on_has_its_runs_in_order_and_their_proofs() -> None:
     ledger = Ledger.going_on(SPREAD, [record_of(0, 100.0, 101.0), record_of(1, 900.0, 890.0)])
     assert [run.number for run in ledger.runs] == [0, 1, 0, 1]
+    assert set(ledger.proven) == {1}
 
 
 @pytest.mark.slow

@@ -18,7 +18,6 @@ from autotune.models.observations import (
     device_variations,
     failed_side,
     loader_variations,
-    observed_rate,
     rate_observations,
 )
 from autotune.models.throughput import Observation
@@ -45,122 +44,87 @@ def blocks(*rates: float) -> tuple[Block, ...]:
     )
 
 
+def ended(outcome: str = "ok", **result: Any) -> TrialRecord:
+    values = {"outcome": outcome, **result}
+    return make_record(config=FOUR, result=TrialResult.model_validate(values), score=None)
+
+
+def measured(rate: float = 200.0, noise: float = 0.1, **ceilings: Ceiling) -> TrialRecord:
+    run = make_measurement(rate, noise)
+    if ceilings:
+        run = run.model_copy(update={"ceilings": Ceilings(**ceilings)})
+    return ended(measurement=run)
+
+
 def runs_of(*records: TrialRecord) -> list[Observation]:
     return list(rate_observations([], records, "cuda"))
 
 
 def test_a_trial_is_as_sure_as_its_window_and_each_repeat_is_a_run_of_its_own() -> None:
-    uneven = make_window(blocks=[*blocks(180, 220, 180, 220, 180, 220, 180, 220, 180, 220)])
-    result = TrialResult(outcome="ok", measurement=make_measurement(200.0, window=uneven))
-    again = TrialResult(outcome="ok", measurement=make_measurement(210.0))
-    first, second = runs_of(
-        make_record(config=FOUR, results=(result, again, TrialResult(outcome="timeout")))
+    uneven = make_window(blocks=[*blocks(*[180, 220] * 5)])
+    results = (
+        TrialResult(outcome="ok", measurement=make_measurement(200.0, window=uneven)),
+        TrialResult(outcome="ok", measurement=make_measurement(210.0)),
+        TrialResult(outcome="timeout"),
     )
-    assert (first.kind, first.config, first.samples_per_s, second.samples_per_s) == (
-        "run",
-        FOUR,
-        200.0,
-        210.0,
-    )
+    first, second = runs_of(make_record(config=FOUR, results=results))
+    assert (first.kind, first.config, first.samples_per_s) == ("run", FOUR, 200.0)
+    assert second.samples_per_s == 210.0
     assert first.relative_sd == pytest.approx(0.1 * sqrt(10 / 9) / sqrt(10), rel=0.1)
-
-
-def test_a_trial_shows_a_rate_whether_it_was_stopped_early_or_not() -> None:
-    assert (
-        observed_rate(
-            make_record(result=TrialResult(outcome="ok", measurement=make_measurement(200.0, 0.1)))
-        )
-        == 200.0
-    )
-    assert (
-        observed_rate(make_record(result=TrialResult(outcome="pruned", blocks=blocks(90, 110))))
-        == 100.0
-    )
-    assert observed_rate(make_record(result=TrialResult(outcome="timeout"))) is None
-
-
-def test_no_trial_is_surer_than_a_fifth_of_a_percent() -> None:
-    result = TrialResult(outcome="ok", measurement=make_measurement(200.0, 0.0001))
-    assert runs_of(make_record(result=result))[0].relative_sd == 0.002
-
-
-def test_a_trial_that_looked_at_its_own_sides_is_an_observation_of_each() -> None:
-    loader, device = (
-        Ceiling(samples_per_s=rate, samples=100, seconds=1.0, batches=4) for rate in (300.0, 500.0)
-    )
-    measured = make_measurement(200.0, 0.1).model_copy(
-        update={"ceilings": Ceilings(loader=loader, device=device)}
-    )
-    seen = runs_of(make_record(config=FOUR, result=TrialResult(outcome="ok", measurement=measured)))
-    assert [(one.kind, one.samples_per_s) for one in seen] == [
-        ("run", 200.0),
-        ("loader", 300.0),
-        ("device", 500.0),
-    ]
-    assert {one.config for one in seen} == {FOUR}
-    only = measured.model_copy(update={"ceilings": Ceilings(loader=loader)})
-    assert (
-        len(runs_of(make_record(config=FOUR, result=TrialResult(outcome="ok", measurement=only))))
-        == 2
-    )
-
-
-def test_copies_that_a_trial_or_a_curve_has_measured_are_observations_of_their_own() -> None:
-    copy = Ceiling(samples_per_s=700.0, samples=100, seconds=1.0, batches=4)
-    measured = make_measurement(200.0, 0.1).model_copy(update={"ceilings": Ceilings(copy=copy)})
-    record = make_record(config=FOUR, result=TrialResult(outcome="ok", measurement=measured))
-    curves = Curves(
-        copy=(
-            make_point(600.0),
-            make_point(1800.0, pin_memory=True),
-            make_point(None, pin_memory=False),
-        )
-    )
-    looks = configured_points(curves, make_space())
-    assert {look.side for look in looks} == {"copy"}
-    seen = list(rate_observations(looks, [record], "cuda"))
-    assert [(one.kind, one.config.pin_memory, one.samples_per_s) for one in seen] == [
-        ("run", False, 200.0),
-        ("copy", False, 600.0),
-        ("copy", True, 1800.0),
-        ("copy", False, 700.0),
-    ]
+    assert runs_of(measured(noise=0.0001))[0].relative_sd == 0.002, "no surer than that"
 
 
 def test_a_trial_that_was_stopped_early_counts_by_its_blocks_and_less_surely() -> None:
-    result = TrialResult(outcome="pruned", reason="stopped early", blocks=blocks(90, 100, 110))
-    (run,) = runs_of(make_record(config=FOUR, result=result, score=None))
+    (run,) = runs_of(ended("pruned", blocks=blocks(90, 100, 110)))
     assert (run.config, run.samples_per_s) == (FOUR, 100.0)
     assert run.relative_sd == pytest.approx(0.05 + 4.303 * 10 / 3**0.5 / 100 / 1.96, rel=1e-3)
 
 
-def test_one_that_was_stopped_early_is_less_sure_than_one_that_ended() -> None:
-    steady = blocks(*[100] * 10)
-    ended = make_record(result=TrialResult(outcome="ok", measurement=make_measurement(100.0, 0.0)))
-    stopped = make_record(result=TrialResult(outcome="pruned", blocks=steady))
-    assert runs_of(stopped)[0].relative_sd >= 2 * runs_of(ended)[0].relative_sd
-
-
-@pytest.mark.parametrize(
-    "outcome", ["crashed", "oom", "host_oom", "timeout", "invalid", "diverged", "pruned"]
-)
-def test_a_trial_that_failed_tells_no_rate(outcome: str) -> None:
-    assert (
-        runs_of(make_record(result=TrialResult.model_validate({"outcome": outcome}), score=None))
-        == []
+def test_a_trial_that_measured_its_own_sides_is_an_observation_of_each() -> None:
+    loader, device, copy = (
+        Ceiling(samples_per_s=rate, samples=100, seconds=1.0, batches=4)
+        for rate in (300.0, 500.0, 700.0)
     )
+    seen = runs_of(measured(loader=loader, device=device), measured(copy=copy))
+    assert [(one.kind, one.samples_per_s) for one in seen] == [
+        ("run", 200.0),
+        ("run", 200.0),
+        ("loader", 300.0),
+        ("device", 500.0),
+        ("copy", 700.0),
+    ]
+    assert {one.config for one in seen} == {FOUR}
+
+
+def test_copies_of_a_curve_are_observations_of_their_own() -> None:
+    points = (
+        make_point(600.0),
+        make_point(1800.0, pin_memory=True),
+        make_point(None, pin_memory=False),
+    )
+    looks = configured_points(Curves(copy=points), make_space())
+    seen = list(rate_observations(looks, [], "cuda"))
+    assert [(one.kind, one.config.pin_memory, one.samples_per_s) for one in seen] == [
+        ("copy", False, 600.0),
+        ("copy", True, 1800.0),
+    ]
+
+
+@pytest.mark.parametrize("outcome", ["crashed", "oom", "timeout", "diverged", "pruned"])
+def test_a_trial_that_failed_tells_no_rate(outcome: str) -> None:
+    assert runs_of(ended(outcome)) == []
 
 
 def test_a_refused_precision_tells_its_rate_all_the_same() -> None:
-    result = TrialResult(outcome="diverged", reason="loss", measurement=make_measurement(200.0))
-    assert [run.samples_per_s for run in runs_of(make_record(result=result, score=None))] == [200.0]
+    seen = runs_of(ended("diverged", reason="loss", measurement=make_measurement(200.0)))
+    assert [run.samples_per_s for run in seen] == [200.0]
 
 
 def test_each_point_of_a_curve_is_a_look_at_its_side() -> None:
     space = make_space()
     loader = make_point(500.0, 0.002, num_workers=2)
-    device = make_point(900.0, None, micro_batch_size=64)
-    looks = configured_points(Curves(loader=(loader,), device=(device,)), space)
+    device = make_point(900.0, None, micro_batch_size=64), make_point(None, micro_batch_size=128)
+    looks = configured_points(Curves(loader=(loader,), device=device), space)
     seen = list(rate_observations(looks, [], "cuda"))
     assert [(one.kind, one.samples_per_s, one.cpu_s_per_sample) for one in seen] == [
         ("loader", 500.0, 0.002),
@@ -187,11 +151,6 @@ def test_a_look_is_no_surer_than_its_own_stretch() -> None:
     looks = configured_points(Curves(loader=(sure, open_)), space)
     one, other = (seen.relative_sd for seen in rate_observations(looks, [], "cuda"))
     assert other == pytest.approx(hypot(one, 0.6))
-
-
-def test_a_point_that_was_not_reached_tells_no_rate() -> None:
-    looks = configured_points(Curves(device=(make_point(None, micro_batch_size=64),)), make_space())
-    assert list(rate_observations(looks, [], "cuda")) == []
 
 
 def test_a_change_is_made_to_the_baseline_on_one_device() -> None:
@@ -278,10 +237,8 @@ def test_of_thousands_of_trials_those_that_tell_most_are_observed() -> None:
         return 3 if number in {7, 8} else 2
 
     records = [
-        make_record(
-            number,
-            config=TrainingConfig(num_workers=workers(number)),
-            result=TrialResult(outcome="ok", measurement=make_measurement(rate(number))),
+        measured(rate(number)).model_copy(
+            update={"number": number, "config": TrainingConfig(num_workers=workers(number))}
         )
         for number in range(600)
     ]
@@ -326,10 +283,7 @@ def test_why_a_look_ended_early_is_told_where_both_sides_have_figures() -> None:
 
 def test_a_side_that_a_run_exceeds_is_as_uncertain_as_it_is_far_off() -> None:
     space, slowed = make_space(), Curves(device=(make_point(300.0),))
-    run = make_record(
-        config=space.baseline,
-        result=TrialResult(outcome="ok", measurement=make_measurement(1200.0)),
-    )
+    run = measured(1200.0).model_copy(update={"config": space.baseline})
     credible, doubted = (
         next(
             seen
@@ -383,10 +337,7 @@ def test_of_a_device_that_no_loader_could_keep_busy_only_the_largest_batch_is_me
 
 def test_what_the_baselines_trial_has_measured_and_a_curve_took_over_is_one_observation() -> None:
     space, own = make_space(), Ceiling(samples_per_s=500.0, samples=100, seconds=1.0, batches=4)
-    measured = make_measurement(200.0, 0.1).model_copy(update={"ceilings": Ceilings(device=own)})
-    record = make_record(
-        config=space.baseline, result=TrialResult(outcome="ok", measurement=measured)
-    )
+    record = measured(device=own).model_copy(update={"config": space.baseline})
     curves = Curves(device=(CurvePoint(changes={}, ceiling=own),))
     seen = list(rate_observations(configured_points(curves, space), [record], "cuda"))
     assert [one.kind for one in seen].count("device") == 1

@@ -119,13 +119,6 @@ def test_the_order_of_observations_changes_nothing(
     assert one.sd == pytest.approx(other.sd, abs=1e-3)
 
 
-def test_the_same_observations_give_the_same_forecast() -> None:
-    seen = [loader(1_000, config(2)), device(3_000, config()), run(700, config())]
-    once, again = (forecast(seen, config(1), config(4, 128)) for _ in range(2))
-    assert np.array_equal(once.log_rate, again.log_rate)
-    assert np.array_equal(once.sd, again.sd)
-
-
 @given(RATES, RATES, RATES, st.floats(0.01, 100.0))
 def test_a_machine_that_is_faster_in_all_is_forecast_as_much_faster(
     loads: float, trains: float, runs: float, factor: float
@@ -159,19 +152,12 @@ def scattered(sd: float, seed: int) -> list[Observation]:
 
 def test_how_far_a_machine_scatters_is_learned_from_runs_that_contradict_each_other() -> None:
     steady, unsteady = (
-        [forecast(scattered(sd, seed), config(4), spread=UNKNOWN).scatter_sd for seed in range(10)]
+        [forecast(scattered(sd, seed), config(4), spread=UNKNOWN) for seed in range(6)]
         for sd in (0.005, 0.12)
     )
-    assert max(steady) <= 0.02
-    assert median(unsteady) >= 0.07
-    assert min(unsteady) > max(steady)
-
-
-def test_on_a_machine_that_scatters_a_single_run_tells_less() -> None:
-    steady, unsteady = (
-        forecast(scattered(sd, 0), config(4, 32), spread=UNKNOWN).sd[0] for sd in (0.005, 0.12)
-    )
-    assert unsteady > 2 * steady
+    assert max(one.scatter_sd for one in steady) <= 0.02
+    assert median(one.scatter_sd for one in unsteady) >= 0.07
+    assert min(one.sd[0] for one in unsteady) > 2 * max(one.sd[0] for one in steady)
 
 
 def test_with_one_run_all_that_was_not_run_is_wide_open() -> None:
@@ -196,10 +182,8 @@ def test_a_look_at_a_side_leaves_less_uncertainty_of_it_there(
     assert uncertainties[1] < min(uncertainties[0], hypot(look.relative_sd, after.scatter_sd))
 
 
-@pytest.mark.parametrize(
-    "one", [config(), config(2), config(8, 128), config(4, 16, amp_dtype="bfloat16")]
-)
-@pytest.mark.parametrize("share", [0.5, 0.8, 1.0])
+@pytest.mark.parametrize("one", [config(), config(8, 128, amp_dtype="bfloat16")])
+@pytest.mark.parametrize("share", [0.5, 1.0])
 def test_a_run_settles_what_its_settings_reach(one: TrainingConfig, share: float) -> None:
     looks = [loader(1_000, config(2)), loader(500, config()), device(2_000, config())]
     before = forecast(looks, one)
@@ -217,12 +201,10 @@ def test_a_run_settles_what_its_settings_reach(one: TrainingConfig, share: float
             [loader(1_000, config(1)), device(1_100, config())],
             {config(): 500, config(8, 256): 4_000},
         ),
-        ([loader(1_000, config(4)), device(1_000, config())], {config(4): 3_000}),
         (
             [loader(100, config(2)), device(100, config())],
             {config(2): 90, config(8): 10_000, config(8, 512): 20_000},
         ),
-        ([loader(10_000, config(2)), device(10_000, config())], {config(2): 100, config(8): 9_000}),
     ],
 )
 def test_runs_far_from_what_the_curves_showed_are_believed(
@@ -255,28 +237,22 @@ def test_repeated_looks_are_averaged() -> None:
     assert often.loader_sd[0] < once.loader_sd[0] / 1.5
 
 
-def test_side_by_side_the_slower_side_holds_the_rate() -> None:
-    slow_loader = [loader(1_000, config(2)), device(20_000, config())]
-    slow_device = [loader(20_000, config(2)), device(1_000, config())]
-    for seen in (slow_loader, slow_device):
-        assert rates(forecast(seen, config(2)))[0] == pytest.approx(1_000, rel=0.02)
-
-
-def test_two_equal_sides_stay_somewhat_below_either() -> None:
-    known = forecast([loader(1_000, config(2)), device(1_000, config())], config(2))
-    assert 900 < rates(known)[0] < 940
-
-
-def test_without_workers_a_cpu_loads_and_trains_in_turns() -> None:
-    known = forecast([loader(1_000, config()), device(3_000, config())], config())
-    assert rates(known)[0] == pytest.approx(1 / (1 / 1_000 + 1 / 3_000), rel=0.01)
-
-
-def test_without_workers_an_accelerator_trains_while_the_next_batch_is_loaded() -> None:
-    known = forecast(
-        [loader(1_000, config()), device(5_000, config())], config(), environment=FOUR_GPUS
-    )
-    assert rates(known)[0] == pytest.approx(1_000, rel=0.01)
+@pytest.mark.parametrize(
+    ("loads", "trains", "workers", "environment", "joint"),
+    [
+        (1_000, 20_000, 2, MANY_CORES, 1_000),
+        (20_000, 1_000, 2, MANY_CORES, 1_000),
+        (1_000, 1_000, 2, MANY_CORES, 920),  # equal sides hold each other up
+        (1_000, 3_000, 0, MANY_CORES, 750),  # in turn
+        (1_000, 5_000, 0, FOUR_GPUS, 1_000),  # an accelerator trains meanwhile
+    ],
+)
+def test_loader_and_device_together(
+    loads: float, trains: float, workers: int, environment: Environment, joint: float
+) -> None:
+    seen = [loader(loads, config(workers)), device(trains, config(workers))]
+    known = forecast(seen, config(workers), environment=environment)
+    assert rates(known)[0] == pytest.approx(joint, rel=0.02)
 
 
 @given(RATES, RATES, st.floats(0.3, 1.0), st.sampled_from([0, 1, 4]))
@@ -385,22 +361,6 @@ def test_a_forecast_of_thousands_is_that_of_each() -> None:
         assert alone.sd[0] == pytest.approx(together.sd[place])
 
 
-def test_a_run_that_has_not_ended_changes_no_mean_and_leaves_less_to_learn() -> None:
-    seen = [loader(1_000, config(2)), device(2_000, config()), run(700, config())]
-    model = RateModel(seen, MANY_CORES, STEADY)
-    running, near, far = config(4), config(5), config(4, 256)
-    before, after = (
-        model.forecast([running, near, far]),
-        model.forecast([running, near, far], [running]),
-    )
-    assert after.log_rate == pytest.approx(before.log_rate)
-    assert after.scatter_sd == before.scatter_sd
-    left = after.sd / before.sd
-    assert left[0] < left[1] < left[2] < 1
-    both = model.forecast([running], [running, running])
-    assert both.sd[0] < after.sd[0], "a repeat tells more"
-
-
 def test_a_run_that_has_not_ended_counts_as_one_that_came_out_as_expected() -> None:
     seen = [
         loader(1_000, config(2)),
@@ -469,14 +429,6 @@ def test_a_half_precision_that_was_measured_tells_of_the_other(factor: float) ->
     assert after.sd[0] < before.sd[0]
 
 
-def test_one_point_of_the_device_is_enough_to_begin_with() -> None:
-    known = forecast(
-        [loader(1e6, config(4)), device(1_000, config()), run(950, config(4))], config(4, 64)
-    )
-    assert 1_000 < known.device[0] < 2_000
-    assert 0.1 < known.device_sd[0] < 0.6
-
-
 def test_where_groups_wait_for_an_exchange_more_samples_for_each_help() -> None:
     looks = [loader(1e6, config(4)), device(1_000, config()), device(1_100, config(batch=64))]
     looks += [device(2_000, ranks(2)), run(950, ranks(1))]
@@ -508,7 +460,7 @@ def test_how_much_equal_sides_hold_each_other_up_is_learned() -> None:
 
 
 def test_a_gain_of_two_that_was_seen_with_some_workers_is_expected_with_others() -> None:
-    for changes in ({"in_order": False}, {"worker_threads": 1}):
+    for changes in ({"worker_threads": 1}, {"in_order": False}):
         seen = [
             run(100.0, config(4, prefetch_factor=2)),
             loader(100.0, config(4, prefetch_factor=2)),
@@ -519,16 +471,8 @@ def test_a_gain_of_two_that_was_seen_with_some_workers_is_expected_with_others()
             forecast(seen, config(6, prefetch_factor=2), config(6, prefetch_factor=2, **changes))
         )
         assert 1.6 < changed / plain < 2.2
-
-
-def test_order_tells_nothing_where_at_most_one_worker_loads() -> None:
-    seen = [
-        run(100.0, config(4, prefetch_factor=2)),
-        loader(100.0, config(4, prefetch_factor=2)),
-        loader(200.0, config(4, prefetch_factor=2, in_order=False)),
-    ]
-    plain, changed = rates(forecast(seen, config(1), config(1, in_order=False)))
-    assert changed == pytest.approx(plain)
+    *_, alone, changed = rates(forecast(seen, config(1), config(1, in_order=False)))
+    assert changed == pytest.approx(alone), "a single worker keeps the order"
 
 
 def test_threads_that_spin_do_not_bound_the_workers_that_have_one() -> None:
@@ -616,7 +560,7 @@ def test_a_pinned_run_tells_how_much_of_pinned_copies_is_hidden() -> None:
 def test_without_a_look_at_copies_nothing_is_known_of_them() -> None:
     seen = [one for one in seen_without_pinning(667.0) if one.kind != "copy"]
     known = forecast(seen, config(8), config(8, pin_memory=True), environment=GPU)
-    assert np.isinf(known.copy).all()
+    assert np.isinf([known.copy, known.host]).all()
     assert (known.copy_sd == 0).all()
     assert rates(known)[0] == pytest.approx(rates(known)[1], rel=0.02)
 
@@ -662,10 +606,3 @@ def test_a_host_that_holds_the_loop_is_known_and_a_larger_batch_is_its_cure() ->
     assert 50_000 <= known.host[0] <= 65_000, "slower than its launching alone, 73,000"
     assert known.host[1] == pytest.approx(4 * known.host[0], rel=0.1)
     assert rates(known)[1] > 1.1 * rates(known)[0]
-
-
-def test_a_host_that_was_not_measured_limits_nothing() -> None:
-    known = forecast(
-        [run(100, config()), of_host("take", 10.0, config(workers=2))], config(workers=2)
-    )
-    assert np.isinf(known.host).all()

@@ -16,7 +16,6 @@ from autotune.models.evidence import (
     rate_of_runs,
     ratio_of_runs,
     run_of,
-    with_interval,
     with_run_variation,
 )
 from autotune.records.measurement import Block, Interval
@@ -130,29 +129,13 @@ def test_a_run_is_as_sure_as_the_batches_of_its_window() -> None:
     assert sqrt(run.variance) == pytest.approx(0.1 * sqrt(10 / 9) / sqrt(10), rel=0.1)
 
 
-def test_a_measurement_takes_the_interval_of_the_spread_that_is_known_by_now() -> None:
-    measured = make_measurement(200.0)
-    narrow, wide = (
-        with_interval(measured, RunVariation(sd=sd, degrees_of_freedom=30)).samples_per_s_ci
-        for sd in (0.01, 0.1)
-    )
-    assert wide[0] < narrow[0] < 200 < narrow[1] < wide[1]
-
-
-def test_a_cpu_has_one_kind_of_runs_and_an_accelerator_two() -> None:
-    assert (assumed_variation("cpu").sd, assumed_variation("cpu").device) == (0.1, None)
-    for kind in ("cuda", "mps", "xpu"):
-        spread = assumed_variation(kind)
-        assert spread.device is not None
-        assert (spread.sd, spread.device.sd) == (0.1, 0.004)
-
-
-def test_the_devices_spread_counts_where_it_holds_every_run() -> None:
-    spread = assumed_variation("cuda")
+def test_an_accelerator_has_the_devices_variation_where_it_holds_every_run() -> None:
+    cpu, spread = assumed_variation("cpu"), assumed_variation("cuda")
+    assert cpu.of([True]) is cpu
+    assert spread.device is not None
+    assert (cpu.sd, spread.sd, spread.device.sd) == (0.1, 0.1, 0.004)
     assert spread.of([True, True]) is spread.device
     assert spread.of([True, False]) is spread.of([]) is spread
-    cpu = assumed_variation("cpu")
-    assert cpu.of([True]) is cpu
 
 
 def test_each_kind_is_learned_from_runs_of_its_own_and_a_mixed_group_teaches_neither() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from autotune.config.plan import Objective
 from autotune.models.statistics import evaluate, memory_fault
@@ -29,12 +27,6 @@ def test_the_score_is_the_designs_formula() -> None:
     assert score.value == pytest.approx(1.4925)
     assert score.feasible
     assert score.violation == pytest.approx(-0.5)
-
-
-@given(st.floats(0, 1), st.floats(0, 1), st.floats(1.021, 10))
-def test_a_busy_device_never_buys_slowness(busy: float, other: float, faster: float) -> None:
-    weight = Objective().busy_weight
-    assert faster * (1 - weight * (1 - busy)) > 1 - weight * (1 - other)
 
 
 def test_between_equals_the_busier_device_wins() -> None:
@@ -87,27 +79,18 @@ def test_reaching_the_limit_exactly_is_allowed() -> None:
     ).feasible
 
 
-def test_what_thrashes_at_the_limit_does_not_fit_though_its_peak_does() -> None:
-    calm = make_measurement(peak_memory_bytes=_LIMIT)
-    thrashing = calm.model_copy(
-        update={"memory": calm.memory.model_copy(update={"alloc_retries": 3})}
-    )
-    score = evaluate(thrashing, calm, Objective(), _LIMIT)
-    assert not score.feasible
-    assert score.violation > 0, "a sampler is told of it as of what is over the limit"
-    assert "2,048 MiB" in score.reason
-    assert "3 times" in score.reason
-    assert memory_fault(thrashing, _LIMIT) == score.reason
-
-
-@pytest.mark.parametrize(("retries", "fits"), [(None, True), (0, True), (1, True), (2, False)])
-def test_a_single_retry_in_a_window_is_no_want_of_room(retries: int | None, fits: bool) -> None:
+@pytest.mark.parametrize(("retries", "fits"), [(None, True), (1, True), (2, False)])
+def test_what_thrashes_at_the_limit_does_not_fit_though_its_peak_does(
+    retries: int | None, fits: bool
+) -> None:
     calm = make_measurement(peak_memory_bytes=_LIMIT)
     seen = calm.model_copy(
         update={"memory": calm.memory.model_copy(update={"alloc_retries": retries})}
     )
-    assert evaluate(seen, calm, Objective(), _LIMIT).feasible == fits
-    assert (memory_fault(seen, _LIMIT) is None) == fits
+    score, fault = evaluate(seen, calm, Objective(), _LIMIT), memory_fault(seen, _LIMIT)
+    assert (score.feasible, score.violation <= 0, fault is None) == (fits, fits, fits)
+    assert score.reason == (fault or "")
+    assert fits or "2,048 MiB" in score.reason
 
 
 def test_what_is_over_the_limit_and_thrashes_is_over_by_what_it_took() -> None:
