@@ -13,7 +13,6 @@ from autotune.config.training_config import TrainingConfig
 from autotune.messages.space import baseline_without_effect, value_without_effect
 from autotune.space import constraints as rules
 from autotune.space.constraints import (
-    bindings_tried,
     cores_left,
     effective_binding,
     has_binding,
@@ -146,12 +145,12 @@ def test_the_reason_is_the_machines() -> None:
     ("environment", "space", "tried"),
     [
         (CPU, {}, (None,)),
+        (CPU, {"numa_binding": "node"}, ("node",)),
         (CPU, {"world_size": [1, 2]}, (None, "exclusive")),
         (CPU.model_copy(update={"node_cores": (2,)}), {"world_size": [1, 4]}, (None,)),
         (TWO_SOCKETS, {}, (None, "node")),
         (TWO_SOCKETS, {"world_size": [1, 2]}, (None, "node")),
         (TWO_SOCKETS, {"world_size": [1, 4]}, (None, "node", "exclusive")),
-        (FOUR_DEVICES, {}, (None,)),
         (SERVER, {}, (None, "node", "exclusive")),
         (SERVER, {"strategy": "single"}, (None, "node")),
         (SERVER.model_copy(update={"device_nodes": (-1,) * 4}), {}, (None,)),
@@ -161,17 +160,6 @@ def test_bindings_are_tried_where_they_change_something(
     environment: Environment, space: dict[str, Any], tried: tuple[str | None, ...]
 ) -> None:
     assert tuple(make_space(space, environment=environment).domains["numa_binding"]) == tried
-
-
-def test_a_binding_that_is_given_or_run_today_is_kept() -> None:
-    assert tuple(make_space({"numa_binding": "node"}, environment=CPU).domains["numa_binding"]) == (
-        "node",
-    )
-    baseline = TrainingConfig(numa_binding="exclusive")
-    assert (
-        tuple(make_space(environment=SERVER, baseline=baseline).domains["numa_binding"])[-1]
-        == "exclusive"
-    )
 
 
 def test_a_proposal_is_composed_of_what_it_comes_to() -> None:
@@ -211,14 +199,3 @@ def test_bound_ranks_have_a_core_and_never_more_than_there_are(
     assert cores_left(None, ranks, machine) == cores
     if ranks >= nodes:
         assert cores_left(binding, ranks, machine) == cores, "every node has a rank"
-
-
-def test_what_is_tried_is_neither_refused_nor_without_effect() -> None:
-    for environment in (CPU, TWO_SOCKETS, SERVER, FOUR_DEVICES):
-        for binding in bindings_tried((1, 2, 4), environment):
-            counts = [
-                count
-                for count in (1, 2, 4)
-                if effective_binding(binding, count, environment) == binding
-            ]
-            assert any(refused_binding(binding, count, environment) is None for count in counts)

@@ -15,6 +15,7 @@ from tests.factories import CPU, FOUR_DEVICES, GPU, make_environment, make_facts
 
 MIB = 2**20
 ROCM = make_environment(device_kind="rocm")
+NAMED = make_environment(device="cuda:1", device_count=4)
 GROUP = {"strategy": ["single", "ddp"], "world_size": [1, 2]}
 
 
@@ -65,43 +66,27 @@ def test_one_device_and_the_cpu_stay_alone_unless_asked() -> None:
         assert ddp_names(space) == set()
 
 
-def test_ranks_on_the_cpu_are_honoured() -> None:
-    space = make_space(GROUP, environment=CPU)
-    assert ranks_of(space) == ([1, 2], ["single", "ddp"])
-    config = compose({"strategy": "ddp", "world_size": 2}, space)
-    assert isinstance(config, TrainingConfig)
-    assert config.process_count == 2
-
-
 @pytest.mark.parametrize(
-    ("given_space", "ranks"),
+    ("environment", "given_space", "ranks"),
     [
-        ({"world_size": [1, 2]}, ([1, 2], ["single", "ddp"])),
-        ({"world_size": 2}, ([2], ["ddp"])),
-        ({"strategy": ["single", "ddp"]}, ([1, 2, 4], ["single", "ddp"])),
-        ({"strategy": "ddp"}, ([2, 4], ["ddp"])),
-        ({"strategy": "single"}, ([1], ["single"])),
+        (CPU, {"world_size": [1, 2]}, ([1, 2], ["single", "ddp"])),
+        (CPU, {"world_size": 2}, ([2], ["ddp"])),
+        (CPU, {"strategy": ["single", "ddp"]}, ([1, 2, 4], ["single", "ddp"])),
+        (CPU, {"strategy": "ddp"}, ([2, 4], ["ddp"])),
+        (CPU, {"strategy": "single"}, ([1], ["single"])),
+        (CPU, GROUP, ([1, 2], ["single", "ddp"])),
+        (FOUR_DEVICES, {"world_size": [1, 4]}, ([1, 4], ["single", "dp", "ddp"])),
+        (FOUR_DEVICES, {"world_size": 4}, ([4], ["dp", "ddp"])),
+        (FOUR_DEVICES, {"strategy": "ddp"}, ([2, 3, 4], ["ddp"])),
+        (FOUR_DEVICES, {"strategy": "single"}, ([1], ["single"])),
+        (NAMED, {}, ([1], ["single"])),
+        (NAMED, {"strategy": "ddp"}, ([2, 3], ["ddp"])),
     ],
 )
-def test_on_the_cpu_one_of_ranks_and_strategy_asks_for_the_other(
-    given_space: dict[str, Any], ranks: tuple[list[Any], list[Any]]
+def test_one_of_ranks_and_strategy_asks_for_the_other(
+    environment: Environment, given_space: dict[str, Any], ranks: tuple[list[Any], list[Any]]
 ) -> None:
-    assert ranks_of(make_space(given_space, environment=CPU)) == ranks
-
-
-@pytest.mark.parametrize(
-    ("given_space", "ranks"),
-    [
-        ({"world_size": [1, 4]}, ([1, 4], ["single", "dp", "ddp"])),
-        ({"world_size": 4}, ([4], ["dp", "ddp"])),
-        ({"strategy": "ddp"}, ([2, 3, 4], ["ddp"])),
-        ({"strategy": "single"}, ([1], ["single"])),
-    ],
-)
-def test_on_devices_one_of_ranks_and_strategy_asks_for_the_other(
-    given_space: dict[str, Any], ranks: tuple[list[Any], list[Any]]
-) -> None:
-    assert ranks_of(make_space(given_space, environment=FOUR_DEVICES)) == ranks
+    assert ranks_of(make_space(given_space, environment=environment)) == ranks
 
 
 def test_more_ranks_than_devices_are_told_by_the_rule() -> None:
@@ -111,12 +96,6 @@ def test_more_ranks_than_devices_are_told_by_the_rule() -> None:
         {"world_size": 2}, environment=make_environment(device="mps", device_kind="mps")
     )
     assert "strategy 'ddp'" in str(compose({}, space))
-
-
-def test_a_device_that_was_named_is_left_alone_unless_asked() -> None:
-    second = make_environment(device="cuda:1", device_count=4)
-    assert ranks_of(make_space(environment=second)) == ([1], ["single"])
-    assert ranks_of(make_space({"strategy": "ddp"}, environment=second)) == ([2, 3], ["ddp"])
 
 
 def test_the_baselines_group_lies_in_the_space() -> None:
@@ -211,7 +190,6 @@ def test_batches_reach_down_to_an_equal_share_of_the_baselines() -> None:
         ({}, ROCM, [False, True]),
         ({}, CPU, [False]),
         ({"has_convolutions": False}, GPU, [False]),
-        ({"has_fixed_shapes": False}, GPU, [False]),
         ({"has_fixed_shapes": None}, GPU, [False]),
         ({"is_deterministic": True}, GPU, [False]),
     ],
@@ -232,13 +210,10 @@ def test_todays_benchmark_alone_is_tried_where_no_module_convolves() -> None:
     assert values(space, "cudnn_benchmark") == [True]
 
 
-def test_a_fused_optimizer_is_tried_where_torch_has_it() -> None:
-    for can_fuse, tried in ((True, [False, True]), (False, [False])):
-        for environment in (CPU, GPU):
-            space = make_space(
-                environment=environment, optimizer=OptimizerFacts(name="Adam", can_fuse=can_fuse)
-            )
-            assert values(space, "fused") == tried
+@pytest.mark.parametrize(("can_fuse", "tried"), [(True, [False, True]), (False, [False])])
+def test_a_fused_optimizer_is_tried_where_torch_has_it(can_fuse: bool, tried: list[bool]) -> None:
+    space = make_space(optimizer=OptimizerFacts(name="Adam", can_fuse=can_fuse))
+    assert values(space, "fused") == tried
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,10 @@ import pytest
 from pydantic import ValidationError
 
 from autotune.config.environment import Environment
-from autotune.config.plan import IntRange, WorkloadFacts
+from autotune.config.plan import WorkloadFacts
 from autotune.config.training_config import TrainingConfig
 from autotune.messages.space import spread_without_effect, world_size_capped
+from autotune.note import Note
 from autotune.space import constraints as rules
 from autotune.space.space import ResolvedSpace, compose
 from tests.factories import CPU, FOUR_DEVICES, make_environment, make_facts, make_space
@@ -123,19 +124,19 @@ def test_no_rank_is_left_without_a_sample_unless_batches_were_listed() -> None:
         assert isinstance(config, TrainingConfig) == (space is kept)
 
 
-def test_a_cluster_of_processors_stays_alone_unless_asked() -> None:
-    three = over(CPU, 3)
-    assert ranks_of(make_space(environment=three)) == ([1], ["single"])
-    assert ranks_of(make_space({"strategy": "ddp"}, environment=three)) == ([2, 4, 8], ["ddp"])
-
-
-def test_strategies_that_stay_on_a_host_are_given_no_more_ranks() -> None:
-    three = over(FOUR_DEVICES, 3)
-    assert ranks_of(make_space({"strategy": "dp"}, environment=three)) == ([2, 3, 4], ["dp"])
-    assert ranks_of(make_space({"world_size": [1, 8]}, environment=three)) == (
-        [1, 8],
-        ["single", "ddp"],
-    )
+@pytest.mark.parametrize(
+    ("environment", "given_space", "ranks"),
+    [
+        (CPU, {}, ([1], ["single"])),
+        (CPU, {"strategy": "ddp"}, ([2, 4, 8], ["ddp"])),
+        (FOUR_DEVICES, {"strategy": "dp"}, ([2, 3, 4], ["dp"])),
+        (FOUR_DEVICES, {"world_size": [1, 8]}, ([1, 8], ["single", "ddp"])),
+    ],
+)
+def test_ranks_over_three_hosts(
+    environment: Environment, given_space: dict[str, Any], ranks: tuple[list[Any], list[Any]]
+) -> None:
+    assert ranks_of(make_space(given_space, environment=over(environment, 3))) == ranks
 
 
 def test_the_baselines_group_over_hosts_lies_in_the_space() -> None:
@@ -164,17 +165,6 @@ def test_workers_are_divided_among_the_ranks_of_a_host(
     assert found == [packed, spread]
 
 
-def test_the_range_of_workers_is_that_of_the_ranks_on_a_host() -> None:
-    group: dict[str, Any] = {"strategy": "ddp", "world_size": [8, 12]}
-    found = [
-        make_space(group, environment=over(FOUR_DEVICES, 4, is_spread=is_spread)).domains[
-            "num_workers"
-        ]
-        for is_spread in (False, True)
-    ]
-    assert found == [IntRange(low=0, high=8), IntRange(low=0, high=16)]
-
-
 def test_the_baselines_workers_are_counted_on_one_host() -> None:
     baseline = TrainingConfig(strategy="ddp", world_size=8, num_workers=16)
     caps = [
@@ -189,21 +179,19 @@ def test_the_baselines_workers_are_counted_on_one_host() -> None:
 # What is said
 
 
-def test_nothing_is_said_of_hosts_that_are_used() -> None:
-    for is_spread in (False, True):
-        assert (
-            make_space(environment=over(FOUR_DEVICES, 3, is_spread=is_spread), **LONG).notes == ()
-        )
-
-
-@pytest.mark.parametrize(("hosts", "given_space"), [(1, {}), (3, {"world_size": 1})])
-def test_a_layout_that_changes_nothing_is_said(hosts: int, given_space: dict[str, Any]) -> None:
-    (note,) = make_space(given_space, environment=over(FOUR_DEVICES, hosts, is_spread=True)).notes
-    assert note == spread_without_effect(hosts=hosts)
-
-
-def test_devices_that_no_group_reaches_are_said_unless_ranks_were_listed() -> None:
-    many = over(FOUR_DEVICES, 256)
-    (note,) = make_space(environment=many, **LONG).notes
-    assert note == world_size_capped(most=256, devices=1024, hosts=256)
-    assert make_space({"world_size": [1, 4]}, environment=many, **LONG).notes == ()
+@pytest.mark.parametrize(
+    ("hosts", "is_spread", "given_space", "notes"),
+    [
+        (3, False, {}, ()),
+        (3, True, {}, ()),
+        (1, True, {}, (spread_without_effect(hosts=1),)),
+        (3, True, {"world_size": 1}, (spread_without_effect(hosts=3),)),
+        (256, False, {}, (world_size_capped(most=256, devices=1024, hosts=256),)),
+        (256, False, {"world_size": [1, 4]}, ()),
+    ],
+)
+def test_notes_on_hosts(
+    hosts: int, is_spread: bool, given_space: dict[str, Any], notes: tuple[Note, ...]
+) -> None:
+    environment = over(FOUR_DEVICES, hosts, is_spread=is_spread)
+    assert make_space(given_space, environment=environment, **LONG).notes == notes

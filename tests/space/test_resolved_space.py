@@ -93,13 +93,9 @@ def test_the_default_ranges_are_the_documented_ones() -> None:
 
 def test_batches_grow_to_max_batch_scale_times_the_baselines() -> None:
     assert _values(make_space(max_batch_scale=2), "micro_batch_size") == [8, 16, 32, 64]
-    assert (
-        _values(make_space(baseline=TrainingConfig(micro_batch_size=48)), "micro_batch_size")[-1]
-        == 256
-    )
-    assert 48 in _values(
-        make_space(baseline=TrainingConfig(micro_batch_size=48)), "micro_batch_size"
-    )
+    odd = _values(make_space(baseline=TrainingConfig(micro_batch_size=48)), "micro_batch_size")
+    assert 48 in odd
+    assert odd[-1] == 256
 
 
 def test_only_native_precisions_are_tried_by_default() -> None:
@@ -150,18 +146,10 @@ def test_the_default_ranges_hold_the_baseline(baseline: TrainingConfig) -> None:
 
 
 def test_explicit_choices_override_every_cap() -> None:
-    space = make_space({"micro_batch_size": [4096], "num_workers": [64], "prefetch_factor": [32]})
-    (config,) = {config.model_copy(update=_PLAIN) for config in _composed(space, 10_000)}
-    assert (config.micro_batch_size, config.num_workers, config.prefetch_factor) == (4096, 64, 32)
-
-
-_PLAIN = {
-    "amp_dtype": "float32",
-    "persistent_workers": False,
-    "pin_memory": False,
-    "channels_last": False,
-    "intra_op_threads": None,
-}
+    listed = {"micro_batch_size": 4096, "num_workers": 64, "prefetch_factor": 32}
+    config = compose({}, make_space(listed))
+    assert isinstance(config, TrainingConfig)
+    assert {name: getattr(config, name) for name in listed} == listed
 
 
 def test_listed_accumulation_is_reached_and_the_batch_stays_capped() -> None:
@@ -173,8 +161,7 @@ def test_listed_accumulation_is_reached_and_the_batch_stays_capped() -> None:
 
 
 def test_a_batch_sampler_of_fixed_size_leaves_one_batch() -> None:
-    space = make_space(fixed_batch_size=512)
-    assert {config.micro_batch_size for config in _composed(space, 2_000)} == {512}
+    assert _values(make_space(fixed_batch_size=512), "micro_batch_size") == [512]
 
 
 # Composing
@@ -408,13 +395,6 @@ def test_workers_of_all_ranks_stay_within_what_one_process_may_have() -> None:
     assert isinstance(shared, TrainingConfig)
     assert isinstance(listed, TrainingConfig)
     assert (shared.num_workers, listed.num_workers) == (8, 32)
-
-
-def test_the_cap_of_the_batch_holds_for_all_ranks_together() -> None:
-    space = make_space(environment=FOUR_DEVICES)
-    group: dict[str, Any] = {"strategy": "ddp", "world_size": 4}
-    assert re.search(r"256.*512", str(compose({**group, "micro_batch_size": 128}, space)))
-    assert isinstance(compose({**group, "micro_batch_size": 64}, space), TrainingConfig)
 
 
 def test_listed_ranks_raise_the_cap_as_far_as_they_need_it() -> None:
