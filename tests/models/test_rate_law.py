@@ -163,20 +163,20 @@ def test_a_host_takes_and_launches_one_after_the_other_and_holds_a_run() -> None
     assert rates(known)[2] == pytest.approx(0.5, rel=1e-3)
 
 
-@pytest.mark.parametrize("batch", [0.5, 4.0])
-def test_a_larger_batch_costs_the_host_as_much(batch: float) -> None:
-    assert np.exp(hosted(relative_batch=batch).host[0]) == pytest.approx(0.5 * batch)
+@pytest.mark.parametrize(
+    ("changes", "rate"),
+    [
+        ({"relative_batch": 4.0}, 2.0),
+        ({"ranks": 4.0}, 2.0),  # each has a host process
+        ({"is_copied": True}, 0.5),
+        ({"is_copied": True, "is_blocking": True}, 1 / (1.5 + 0.5 + 0.25)),
+    ],
+)
+def test_a_hosts_rate(changes: dict[str, Any], rate: float) -> None:
+    assert np.exp(hosted(**changes).host[0]) == pytest.approx(rate)
 
 
-def test_each_rank_has_a_host_process_of_its_own() -> None:
-    assert np.exp(hosted(ranks=4.0).host[0]) == pytest.approx(2.0)
-
-
-def test_copies_that_block_and_items_that_no_worker_makes_add_to_the_hosts_time() -> None:
-    blocking = hosted(is_copied=True, is_blocking=True)
-    assert np.exp(blocking.host[0]) == pytest.approx(1 / (1.5 + 0.5 + 0.25))
-    pinned = hosted(is_copied=True)
-    assert np.exp(pinned.host[0]) == pytest.approx(0.5)
+def test_items_that_no_worker_makes_add_to_the_hosts_time() -> None:
     costs = state(items=np.log(2), most_workers=9.0, samples=9.0, launching=0.0, slower=np.log(1.5))
     alone = rates_of(costs, here(is_launched=True, workers=0.0))
     assert np.exp(alone.host[0]) == pytest.approx(1 / (1.5 + 0.5))

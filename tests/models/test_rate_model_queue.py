@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import product
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -53,34 +54,23 @@ UNSEEN = sorted(GRID - set(RUNS), key=repr)
 
 
 def look(machine: Machine, seed: int) -> list[Observation]:
-    loader = [
-        Observation(
-            kind="loader",
-            config=one,
-            samples_per_s=machine.loader_rate(one, seed),
-            relative_sd=LOOK_SD,
-            cpu_s_per_sample=1e-6,
+    def seen(
+        kind: Literal["loader", "device"], one: TrainingConfig, rate: float, cpu_s: float
+    ) -> Observation:
+        return Observation(
+            kind=kind, config=one, samples_per_s=rate, relative_sd=LOOK_SD, cpu_s_per_sample=cpu_s
         )
-        for one in LOADER_LOOKS
+
+    rates = {one: machine.device_rate(one, seed) for one in DEVICE_LOOKS}
+    return [
+        *(seen("loader", one, machine.loader_rate(one, seed), 1e-6) for one in LOADER_LOOKS),
+        *(seen("device", one, rate, 1 / rate) for one, rate in rates.items()),
     ]
-    device = []
-    for one in DEVICE_LOOKS:
-        rate = machine.device_rate(one, seed)
-        device.append(
-            Observation(
-                kind="device",
-                config=one,
-                samples_per_s=rate,
-                relative_sd=LOOK_SD,
-                cpu_s_per_sample=1 / rate,
-            )
-        )
-    return loader + device
 
 
-def run(machine: Machine, one: TrainingConfig, seed: int = 0) -> Observation:
+def run(machine: Machine, one: TrainingConfig) -> Observation:
     return Observation(
-        kind="run", config=one, samples_per_s=machine.rate(one, seed), relative_sd=RUN_SD
+        kind="run", config=one, samples_per_s=machine.rate(one, 0), relative_sd=RUN_SD
     )
 
 
@@ -100,10 +90,10 @@ class Comparison:
         return float(np.mean(self.errors < 1.96 * self.forecast.sd))
 
 
-def tell(machine: Machine, runs: int = len(RUNS), seed: int = 0) -> Comparison:
-    seen = [*look(machine, seed), *(run(machine, one, seed) for one in RUNS[:runs])]
+def tell(machine: Machine) -> Comparison:
+    seen = [*look(machine, 0), *(run(machine, one) for one in RUNS)]
     known = RateModel(seen, ENVIRONMENT, assumed_variation("cpu")).forecast(UNSEEN)
-    return Comparison(known, np.log([machine.rate(one, seed + 1) for one in UNSEEN]))
+    return Comparison(known, np.log([machine.rate(one, 1) for one in UNSEEN]))
 
 
 @pytest.fixture(scope="module", params=MACHINES)
@@ -111,32 +101,20 @@ def comparison(request: pytest.FixtureRequest) -> Comparison:
     return tell(MACHINES[request.param])
 
 
-def test_most_rates_that_were_not_measured_are_forecast_within_15_percent(
+def test_unseen_rates_are_forecast_within_15_percent(
     comparison: Comparison,
 ) -> None:
     assert np.mean(comparison.errors < 0.15) >= 0.85
     assert np.median(comparison.errors) < 0.08
-
-
-def test_the_interval_covers_what_it_promises(comparison: Comparison) -> None:
     assert comparison.coverage >= 0.9
-
-
-def test_the_interval_is_wide_where_the_look_could_not_tell() -> None:
-    cheap = tell(CHEAP_ITEMS)
-    assert cheap.coverage >= 0.85
-    assert np.median(cheap.errors) < 0.25
-
-
-def test_the_fastest_is_forecast_within_a_few_percent(comparison: Comparison) -> None:
     chosen = int(np.argmax(comparison.forecast.log_rate))
     assert comparison.log_rate.max() - comparison.log_rate[chosen] < 0.05
 
 
-@pytest.mark.parametrize("name", MACHINES)
-def test_runs_leave_less_uncertainty_than_the_curves_alone(name: str) -> None:
-    few, all_of_them = (tell(MACHINES[name], runs=count) for count in (1, len(RUNS)))
-    assert all_of_them.forecast.sd.mean() < few.forecast.sd.mean()
+def test_the_interval_is_wide_where_the_curves_could_not_tell() -> None:
+    cheap = tell(CHEAP_ITEMS)
+    assert cheap.coverage >= 0.85
+    assert np.median(cheap.errors) < 0.25
 
 
 def test_where_the_loader_limits_the_rate_more_workers_help_and_a_lower_precision_does_not() -> (

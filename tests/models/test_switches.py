@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
-from autotune.config.plan import Objective, SearchSpace
+from autotune.config.plan import OptimizerFacts
 from autotune.config.training_config import TrainingConfig
 from autotune.models.evidence import assumed_variation
 from autotune.models.observations import (
@@ -12,51 +13,38 @@ from autotune.models.observations import (
     unhelpful_switches,
 )
 from autotune.models.throughput import Observation, RateModel
-from autotune.records.ceilings import Ceiling
-from autotune.records.result import CurvePoint
-from autotune.space.ranges import Basis
-from autotune.space.space import ResolvedSpace, resolve
-from autotune.testing import fake_environment, fake_facts
+from autotune.space.space import ResolvedSpace
+from autotune.testing import fake_environment
+from tests.factories import make_point, make_space
 
 OWN = TrainingConfig(num_workers=4, prefetch_factor=2)
 SPACE = {"in_order": [True, False], "worker_threads": [None, 1], "fused": [False, True]}
 
 
 def space_of(**given: object) -> ResolvedSpace:
-    basis = Basis(
-        given=SearchSpace.model_validate({**SPACE, **given}).given(),
-        baseline=OWN,
-        objective=Objective(),
-        facts=fake_facts().model_copy(
-            update={"optimizer": fake_facts().optimizer.model_copy(update={"can_fuse": True})}
-        ),
-        environment=fake_environment(),
+    optimizer = OptimizerFacts(name="SGD", can_fuse=True)
+    return make_space(
+        {**SPACE, **given}, baseline=OWN, environment=fake_environment(), optimizer=optimizer
     )
-    return resolve(basis)
 
 
 def model(out_of_order: float) -> RateModel:
     """The loader limits; out of order it is so many times as fast, and nothing else changes it."""
-    loaders: list[tuple[dict[str, object], float]] = [({}, 100.0), ({"worker_threads": 1}, 100.0)]
-    loaders.append(({"in_order": False}, 100.0 * out_of_order))
-    seen = [
-        Observation(kind="run", config=OWN, samples_per_s=100.0, relative_sd=0.005),
-        Observation(kind="device", config=OWN, samples_per_s=2000.0, relative_sd=0.02),
-        *(
-            Observation(
-                kind="loader",
-                config=OWN.model_copy(update=changes),
-                samples_per_s=rate,
-                relative_sd=0.02,
-            )
-            for changes, rate in (
-                ({}, 100.0),
-                ({"in_order": False}, 100.0 * out_of_order),
-                ({"worker_threads": 1}, 100.0),
-            )
-        ),
+
+    def seen(
+        kind: Literal["run", "device", "loader"], rate: float, sd: float = 0.02, **changes: object
+    ) -> Observation:
+        config = OWN.model_copy(update=changes)
+        return Observation(kind=kind, config=config, samples_per_s=rate, relative_sd=sd)
+
+    observed = [
+        seen("run", 100.0, 0.005),
+        seen("device", 2000.0),
+        seen("loader", 100.0),
+        seen("loader", 100.0 * out_of_order, in_order=False),
+        seen("loader", 100.0, worker_threads=1),
     ]
-    return RateModel(seen, fake_environment(), assumed_variation("cuda"))
+    return RateModel(observed, fake_environment(), assumed_variation("cuda"))
 
 
 def look(**rates: float) -> list[ConfiguredPoint]:
@@ -67,10 +55,7 @@ def look(**rates: float) -> list[ConfiguredPoint]:
         ConfiguredPoint(
             side="loader",
             config=OWN.model_copy(update=changed),
-            point=CurvePoint(
-                changes=dict(changed),
-                ceiling=Ceiling(samples_per_s=rate, samples=100, seconds=1.0, batches=10),
-            ),
+            point=make_point(rate, **changed),
         )
         for changed, rate in changes
     ]

@@ -174,45 +174,67 @@ def test_a_hook_may_round_as_coarsely_as_computing_or_the_baseline() -> None:
         assert f"ddp.comm_hook={hook} and amp_dtype={amp_dtype}" in str(reason)
 
 
-def test_what_has_no_effect_is_named_with_its_reason() -> None:
-    config, flat = (
-        TrainingConfig(pin_memory=True, channels_last=True),
-        make_facts(has_4d_input=False),
-    )
-    assert set(rules.without_effect(config, flat, CPU)) == {"pin_memory", "channels_last"}
-    assert rules.without_effect(config, make_facts(), make_environment()) == {}
-    assert rules.without_effect(TrainingConfig(), flat, CPU) == {}
-    ddp = DdpConfig(static_graph=True, find_unused_parameters=True, broadcast_buffers=False)
-    group = TrainingConfig(strategy="ddp", world_size=2, ddp=ddp)
-    assert set(rules.without_effect(group, flat, CPU)) == {
-        "ddp.find_unused_parameters",
-        "ddp.broadcast_buffers",
-    }
-    assert set(rules.without_effect(group, make_facts(has_buffers=True), CPU)) == {
-        "ddp.find_unused_parameters"
-    }
+GROUP_OF_TWO = TrainingConfig(
+    strategy="ddp",
+    world_size=2,
+    ddp=DdpConfig(static_graph=True, find_unused_parameters=True, broadcast_buffers=False),
+)
+SWITCHED = TrainingConfig(
+    cudnn_benchmark=True, fused=True, compile=True, compile_mode="reduce-overhead"
+)
+FUSABLE = OptimizerFacts(name="SGD", can_fuse=True)
 
 
-def test_what_the_step_has_no_use_for_is_named_with_its_reason() -> None:
-    config = TrainingConfig(
-        cudnn_benchmark=True, fused=True, compile=True, compile_mode="reduce-overhead"
-    )
-    fusable = OptimizerFacts(name="SGD", can_fuse=True)
-    assert rules.without_effect(config, make_facts(has_convolutions=True), CPU) == {
-        "cudnn_benchmark": "no_cudnn",
-        "fused": "no_fused_optimizer",
-        "compile_mode": "no_cuda_graphs",
-    }
-    assert rules.without_effect(config, make_facts(optimizer=fusable), make_environment()) == {}
-    without_graphs = config.model_copy(update={"compile_mode": "max-autotune"})
-    assert "compile_mode" not in rules.without_effect(without_graphs, make_facts(), CPU)
+@pytest.mark.parametrize(
+    ("config", "facts", "environment", "found"),
+    [
+        (
+            TrainingConfig(pin_memory=True, channels_last=True),
+            {"has_4d_input": False},
+            CPU,
+            {"pin_memory": "no_copy_to_accelerator", "channels_last": "no_4d_input"},
+        ),
+        (TrainingConfig(pin_memory=True, channels_last=True), {}, None, {}),
+        (TrainingConfig(), {"has_4d_input": False}, CPU, {}),
+        (
+            GROUP_OF_TWO,
+            {},
+            CPU,
+            {
+                "ddp.find_unused_parameters": "static_graph",
+                "ddp.broadcast_buffers": "no_buffers",
+            },
+        ),
+        (GROUP_OF_TWO, {"has_buffers": True}, CPU, {"ddp.find_unused_parameters": "static_graph"}),
+        (
+            SWITCHED,
+            {"has_convolutions": True},
+            CPU,
+            {
+                "cudnn_benchmark": "no_cudnn",
+                "fused": "no_fused_optimizer",
+                "compile_mode": "no_cuda_graphs",
+            },
+        ),
+        (SWITCHED, {"optimizer": FUSABLE}, None, {}),
+        (TrainingConfig(compile=True, compile_mode="max-autotune"), {}, CPU, {}),
+    ],
+)
+def test_what_has_no_effect_is_named_with_its_reason(
+    config: TrainingConfig,
+    facts: dict[str, Any],
+    environment: Environment | None,
+    found: dict[str, str],
+) -> None:
+    machine = environment or make_environment()
+    assert rules.without_effect(config, make_facts(**facts), machine) == found
 
 
 def test_a_fused_optimizer_that_torch_does_not_have_is_told(
     obstacle: Callable[..., str | None],
 ) -> None:
     assert "got RMSprop" in str(obstacle({"fused": True}, optimizer=OptimizerFacts(name="RMSprop")))
-    assert obstacle({"fused": True}, optimizer=OptimizerFacts(name="Adam", can_fuse=True)) is None
+    assert obstacle({"fused": True}, optimizer=FUSABLE) is None
     assert obstacle({"fused": False}, optimizer=OptimizerFacts(name="RMSprop")) is None
 
 
