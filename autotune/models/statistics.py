@@ -67,24 +67,19 @@ def batch_means_half_width(amounts: Sequence[float], seconds: Sequence[float]) -
     Returns:
         Infinite with fewer than two blocks.
     """
-    batches = _joined(amounts, seconds)
-    if len(batches) < 2:
-        return inf
-    elapsed = sum(time for _, time in batches)
-    rate = sum(amount for amount, _ in batches) / elapsed
-    squares = sum((amount - rate * time) ** 2 for amount, time in batches)
-    sd = sqrt(squares / (len(batches) - 1))
-    return t_95(len(batches) - 1) * sd * sqrt(len(batches)) / elapsed
-
-
-def _joined(amounts: Sequence[float], seconds: Sequence[float]) -> list[tuple[float, float]]:
-    """Join blocks into batches, and sum up amounts and seconds of each."""
     count = len(amounts)
-    if count == 0:
-        return []
+    if count < 2:
+        return inf
     batches = count if count < 2 * BATCH_MEANS else BATCH_MEANS
     edges = [round(index * count / batches) for index in range(batches + 1)]
-    return [(sum(amounts[start:stop]), sum(seconds[start:stop])) for start, stop in pairwise(edges)]
+    joined = [
+        (sum(amounts[start:stop]), sum(seconds[start:stop])) for start, stop in pairwise(edges)
+    ]
+    elapsed = sum(seconds)
+    rate = sum(amounts) / elapsed
+    squares = sum((amount - rate * time) ** 2 for amount, time in joined)
+    sd = sqrt(squares / (batches - 1))
+    return t_95(batches - 1) * sd * sqrt(batches) / elapsed
 
 
 def with_latest(items: Sequence[_Item], kept: Iterable[int], *, most: int) -> list[_Item]:

@@ -19,7 +19,7 @@ from autotune.config.plan import Choices, Domain, Objective, SettingValue, Workl
 from autotune.config.training_config import DdpConfig, TrainingConfig
 from autotune.messages import space as messages
 from autotune.note import Note
-from autotune.policy import POLICY, Policy
+from autotune.policy import Policy
 from autotune.settings_table import DDP_PREFIX
 from autotune.space import constraints as rules
 from autotune.space.constraints import most_ranks, without_effect
@@ -174,11 +174,11 @@ class ResolvedSpace:
     batch_cap: int | None
     """Most samples in a global batch, raised for a listed grad_accum_steps or world_size; None if the
     user lists batch sizes or keeps the global batch."""
-    workers_cap: int | None = None
+    workers_cap: int | None
     """Most loader workers of all ranks on a host, to which proposals are cut; None if the user lists
     num_workers."""
-    policy: Policy = POLICY
-    notes: tuple[Note, ...] = ()
+    policy: Policy
+    notes: tuple[Note, ...]
     """Notes on settings without effect, and on narrow default ranges."""
 
     @property
