@@ -63,7 +63,7 @@ def test_ranks_come_to_less_than_as_many_times_one() -> None:
         assert analytic_cost(group(ranks)).device_ceiling == pytest.approx(ranks * one)
 
 
-def test_the_exchange_depends_on_buckets_hooks_and_accumulation() -> None:
+def test_exchange_time() -> None:
     def exposed(**changes: Any) -> float:
         talk = analytic_cost(group(2, **changes)).communication
         assert talk is not None
@@ -95,7 +95,7 @@ def test_data_parallel_gains_less_than_ddp() -> None:
 
 
 @pytest.mark.slow
-def test_a_search_over_two_devices_measures_groups_and_finds_the_second_device_useful(
+def test_search_over_two_devices(
     tmp_path: Path,
 ) -> None:
     launcher = FakeLauncher(environment=fake_environment(device_count=2, cores=16))
@@ -127,7 +127,7 @@ def test_a_search_over_two_devices_measures_groups_and_finds_the_second_device_u
     assert result.best_same_batch.global_batch_size == BUSY.global_batch_size
 
 
-def test_the_fake_launcher_answers_several_threads_at_once(tmp_path: Path) -> None:
+def test_several_threads_at_once(tmp_path: Path) -> None:
     barrier = threading.Barrier(4)
 
     def cost(config: TrainingConfig) -> FakeTrial:
@@ -186,7 +186,7 @@ def curves_of(
     return report.curves
 
 
-def test_a_look_has_points_of_the_side_that_a_variation_changes_its_own_first(
+def test_curves_of_changed_sides(
     tmp_path: Path,
 ) -> None:
     found = curves_of(
@@ -199,7 +199,7 @@ def test_a_look_has_points_of_the_side_that_a_variation_changes_its_own_first(
     assert found.loader[1].peak_memory_bytes is None
 
 
-def test_a_look_has_both_kinds_of_copies_where_the_cost_model_knows_any(tmp_path: Path) -> None:
+def test_curves_of_copies(tmp_path: Path) -> None:
     def cost(config: TrainingConfig) -> FakeTrial:
         return replace(analytic_cost(config), copy_ceiling=6000.0 if config.pin_memory else 2000.0)
 
@@ -210,7 +210,7 @@ def test_a_look_has_both_kinds_of_copies_where_the_cost_model_knows_any(tmp_path
     assert rates_of((own, pinned)) == [2000.0, 6000.0]
 
 
-def test_a_look_has_no_figures_of_what_would_fail_or_does_not_fit(tmp_path: Path) -> None:
+def test_curves_of_failures(tmp_path: Path) -> None:
     def cost(config: TrainingConfig) -> FakeTrial:
         return (
             FakeTrial(outcome="crashed", reason="no")

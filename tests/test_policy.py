@@ -13,7 +13,7 @@ from autotune.protocol.messages import TrialJob
 from autotune.testing import FakeLauncher
 
 
-def test_a_plans_policy_reaches_the_jobs_of_its_search(tmp_path: Path) -> None:
+def test_policy_reaches_the_jobs(tmp_path: Path) -> None:
     launcher = FakeLauncher()
     plan = parse_plan(
         {

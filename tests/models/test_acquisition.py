@@ -64,16 +64,14 @@ def test_the_gain_is_the_mean_of_many_draws(log_ratio: float, sd: float) -> None
     assert gain == pytest.approx(gains.mean(), abs=5 * gains.std() / np.sqrt(len(gains)) + 1e-9)
 
 
-def test_without_uncertainty_the_gain_is_the_difference() -> None:
+def test_gain_without_uncertainty() -> None:
     assert expected_gain(forecast(1.25 * SLOW, 0.8 * SLOW, sd=0.0), SLOW) == pytest.approx(
         [0.25, 0.0]
     )
 
 
 @given(RATES, RATES, SDS, st.floats(1.0, 3.0))
-def test_a_higher_rate_or_a_wider_one_never_lowers_the_gain(
-    rate: float, best: float, sd: float, factor: float
-) -> None:
+def test_gain_grows_with_rate_and_sd(rate: float, best: float, sd: float, factor: float) -> None:
     (gain,) = expected_gain(forecast(rate, sd=sd), best)
     (faster,) = expected_gain(forecast(rate * factor, sd=sd), best)
     (vaguer,) = expected_gain(forecast(rate, sd=sd * factor), best)
@@ -163,16 +161,14 @@ def test_second_is_redundant_after_first(
 
 
 @pytest.mark.parametrize("place", [0, 1])
-def test_any_trial_of_the_same_device_makes_another_redundant_in_any_order(place: int) -> None:
+def test_redundant_in_any_order(place: int) -> None:
     tried = [workers(0)]
     tried.insert(place, workers(2))
     configs = [workers(0), workers(2), workers(8)]
     assert are_redundant(configs, tried, loader=[SLOW, FAST, FAST], device=[SLOW] * 3)[2]
 
 
-def test_memory_that_was_not_tried_is_left_out_where_short_copies_leave_the_same_without_it() -> (
-    None
-):
+def test_untried_pinning_with_short_copies() -> None:
     other = [workers(4, pin_memory=pin, amp_dtype="bfloat16") for pin in (False, True)]
     configs, sides = [*PINS, *other], {"loader": [SLOW] * 4, "device": [SLOW] * 4}
     short = are_redundant(configs, PINS[:1], **sides, copy=[1_000 * SLOW] * 4)
@@ -217,9 +213,7 @@ def chances(
         (FAILED, [TrainingConfig(num_workers=8), TrainingConfig(micro_batch_size=256)], 1.0),
     ],
 )
-def test_the_more_new_values_a_failure_shares_the_less_likely_it_runs(
-    config: TrainingConfig, ran: list[TrainingConfig], chance: float
-) -> None:
+def test_chance_to_run(config: TrainingConfig, ran: list[TrainingConfig], chance: float) -> None:
     assert chance_to_run([config], [FAILED], [OWN, *ran]) == pytest.approx([chance])
     assert chance_to_run([config], [], [OWN, *ran]) == [1.0]
 
@@ -250,8 +244,6 @@ BLOCK = Block(samples=8, batches=1, seconds=1.0, data_wait_s=0.0)
         ("pruned", (BLOCK,), False),
     ],
 )
-def test_what_showed_nothing_has_failed_unless_memory_was_missing(
-    outcome: Outcome, blocks: tuple[Block, ...], is_failure: bool
-) -> None:
+def test_has_failed(outcome: Outcome, blocks: tuple[Block, ...], is_failure: bool) -> None:
     result = TrialResult(outcome=outcome, blocks=blocks)
     assert has_failed(TrialRecord(number=1, config=OWN, results=(result,))) == is_failure

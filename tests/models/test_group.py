@@ -85,7 +85,7 @@ def test_a_single_rank_stays_as_it_is() -> None:
     assert merged_measurement([part]) is part
 
 
-def test_the_rate_is_that_of_all_samples_over_the_slowest_ranks_time() -> None:
+def test_slowest_rank_sets_the_throughput() -> None:
     group = merge({"seconds": 1.0}, {"seconds": 1.25})
     assert group.samples_per_s == pytest.approx(200 / 1.25)
     low, high = group.samples_per_s_ci
@@ -94,7 +94,7 @@ def test_the_rate_is_that_of_all_samples_over_the_slowest_ranks_time() -> None:
     assert group.window.epoch_samples == 10_000
 
 
-def test_the_worst_ranks_waits_and_busy_fraction_are_the_groups() -> None:
+def test_worst_rank_sets_waits_and_busy_fraction() -> None:
     busy, starved = make_breakdown(wait=0.1), make_breakdown(wait=0.5)
     group = merge(
         {"busy_fraction": 0.5, "busy_source": "its own", "breakdown": busy},
@@ -108,7 +108,7 @@ def test_the_worst_ranks_waits_and_busy_fraction_are_the_groups() -> None:
     assert not group.window.is_drained
 
 
-def test_the_loader_that_makes_least_holds_up_all_ranks() -> None:
+def test_slowest_loader_holds_up_all_ranks() -> None:
     group = merge({"made": 60.0, "data_wait_s": 0.2}, {"made": 100.0})
     assert group.window.made == pytest.approx(10 * 2 * 60.0)
     assert group.samples_per_s == pytest.approx(120.0)
@@ -121,14 +121,14 @@ def test_ranks_on_one_machines_ram_need_it_together() -> None:
     assert "all 2 ranks" in group.memory.source
 
 
-def test_ranks_over_hosts_need_the_ram_of_the_one_that_is_fullest() -> None:
+def test_fullest_host_sets_the_ram() -> None:
     hosts = enumerate((0, 0, 1, 1, 2))
     memory = merge(*({"host": host, "peak_bytes": 100 + rank} for rank, host in hosts)).memory
     assert memory.peak_bytes == 102 + 103
     assert "2 ranks" in memory.source
 
 
-def test_of_devices_with_memory_of_their_own_the_fullest_counts_and_any_thrashes() -> None:
+def test_fullest_device_sets_the_memory() -> None:
     ranks = [
         {
             "device": f"cuda:{rank}",
@@ -144,7 +144,7 @@ def test_of_devices_with_memory_of_their_own_the_fullest_counts_and_any_thrashes
     assert merge({"device": "cuda:0"}, {"device": "cuda:1"}).memory.alloc_retries is None
 
 
-def test_all_ranks_go_at_the_pace_of_the_slowest_ceiling() -> None:
+def test_slowest_ceiling_times_ranks() -> None:
     def ceilings(**rates: float) -> dict[str, Ceilings]:
         known = {
             side: Ceiling(samples_per_s=rate, samples=10, seconds=1.0, batches=1)
@@ -161,7 +161,7 @@ def test_all_ranks_go_at_the_pace_of_the_slowest_ceiling() -> None:
     assert merge(other, {}).ceilings is None
 
 
-def test_what_the_devices_did_is_told_of_all_of_them() -> None:
+def test_conditions_of_all_devices() -> None:
     own = DeviceConditions(power_w=300.0, energy_j=300.0, sm_clock_mhz=(1980, 1980))
     other = DeviceConditions(power_w=500.0, energy_j=500.0, sm_clock_mhz=(1980, 1500))
     group = merge({"conditions": own}, {"conditions": other})
@@ -177,7 +177,7 @@ def test_restarts_count_the_samples_of_all_ranks() -> None:
     assert merge(rank, rank).window.restarts == (Restart(seconds=0.5, samples=40),)
 
 
-def test_what_one_rank_could_not_measure_bears_its_number() -> None:
+def test_notes_of_one_rank_name_it() -> None:
     both, alone = window_stopped(), extra_failed("copy", cause="x")
     found = merge({"notes": (both,)}, {"notes": (both, alone)}).notes
     assert found == (both, on_ranks(alone, [1]))
@@ -197,7 +197,7 @@ def make_load(*, busy_s: float, own_s: float, seconds: float = 10.0) -> HostLoad
     )
 
 
-def test_ranks_of_a_host_share_its_load_and_the_most_loaded_host_counts() -> None:
+def test_most_loaded_host_counts() -> None:
     mild, heavy = make_load(busy_s=30.0, own_s=10.0), make_load(busy_s=30.0, own_s=5.0, seconds=9.0)
     loads = [(0, mild), (0, mild), (1, heavy), (1, heavy)]
     load = merge(*({"host": host, "host_load": own} for host, own in loads)).host_load

@@ -89,7 +89,7 @@ def test_a_minimum_above_both_sides_raises_both(observed: float) -> None:
         unique_by=lambda sight: round(sight[0], 1),
     )
 )
-def test_the_posterior_explains_no_less_than_the_prior_and_no_small_step_betters_it(
+def test_posterior_is_a_local_optimum(
     sights: list[tuple[float, float]],
 ) -> None:
     places, observed = (list(column) for column in zip(*sights, strict=True))
@@ -111,7 +111,7 @@ def test_the_posterior_explains_no_less_than_the_prior_and_no_small_step_betters
             assert objective(weights) > best - 1e-3 * (1 + best)
 
 
-def test_a_start_from_another_noise_leads_to_the_same_state() -> None:
+def test_start_from_another_noise() -> None:
     places, observed = [0.0, 1.0, 2.5], [1.0, -2.0, 0.5]
     covariances = np.stack([smooth(places), smooth(places)])
     loose, tight = (posed(observed, [sd] * 3, covariances, SOFTENED_MINIMUM) for sd in (0.3, 0.05))
@@ -120,7 +120,7 @@ def test_a_start_from_another_noise_leads_to_the_same_state() -> None:
     assert softened_minimum(state(covariances, continued)) == pytest.approx(observed, abs=0.1)
 
 
-def test_an_observation_without_noise_leaves_no_uncertainty() -> None:
+def test_exact_observation_leaves_no_uncertainty() -> None:
     posterior = most_likely(posed([1.0], [1e-3], np.array([[[1.0]], [[1.0]]]), ADDED))
     explained = np.linalg.solve(posterior.cholesky, np.array([2.0]))
     assert 2.0 - float(explained @ explained) == pytest.approx(1e-6, rel=0.01)

@@ -27,7 +27,7 @@ def ledger_of(
     return ledger
 
 
-def test_a_clear_gain_is_proven_by_two_runs_each_and_not_by_one() -> None:
+def test_clear_gain_takes_two_runs_each() -> None:
     assert ledger_of((0, 100), (1, 900)).proven == {}
     assert ledger_of((0, 100), (1, 900), (0, 101)).proven == {}
     proven = ledger_of((0, 100), (1, 900), (0, 101), (1, 890)).proven
@@ -35,7 +35,7 @@ def test_a_clear_gain_is_proven_by_two_runs_each_and_not_by_one() -> None:
     assert 2 < exp(proven[1]) < 9
 
 
-def test_a_small_gain_takes_many_pairs_and_is_proven_after_the_choice() -> None:
+def test_small_gain_is_proven_after_settling() -> None:
     ledger = ledger_of(*[(0, 100), (1, 110)] * 2)
     assert ledger.proven == {}
     ledger.settle(1)
@@ -54,7 +54,7 @@ def test_a_proof_is_never_taken_back() -> None:
     assert ledger.proven[1] >= before
 
 
-def test_what_was_chosen_by_its_luck_must_show_its_gain_again() -> None:
+def test_lucky_leader_is_not_proven() -> None:
     """Twice a lucky candidate, and no faster than the baseline once it was settled on."""
     runs = [(0, 100.0), (1, 140.0), (0, 100.0), (1, 130.0)]
     ledger = ledger_of(*runs, *[(0, 100.0), (1, 101.0)] * 4, settles_after=4)
@@ -62,7 +62,7 @@ def test_what_was_chosen_by_its_luck_must_show_its_gain_again() -> None:
     assert ledger.proven == {}
 
 
-def test_a_leader_that_falls_leaves_error_for_the_next_one() -> None:
+def test_second_leader_can_be_proven() -> None:
     ledger = ledger_of((0, 100), (1, 105), (0, 100), (1, 105))
     ledger.settle(1)
     ledger.settle(2)
@@ -82,7 +82,7 @@ def record_of(number: int, *rates: float) -> TrialRecord:
     return make_record(number, results=tuple(runs))
 
 
-def test_a_search_that_goes_on_has_its_runs_in_order_and_their_proofs() -> None:
+def test_resumed_ledger() -> None:
     ledger = Ledger.going_on(SPREAD, [record_of(0, 100.0, 101.0), record_of(1, 900.0, 890.0)])
     assert [run.number for run in ledger.runs] == [0, 1, 0, 1]
     assert set(ledger.proven) == {1}
@@ -90,7 +90,7 @@ def test_a_search_that_goes_on_has_its_runs_in_order_and_their_proofs() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sd", [0.015, 0.05, 0.1, 0.2])
-def test_with_nothing_to_win_hardly_any_search_says_faster(sd: float) -> None:
+def test_false_proofs_are_rare(sd: float) -> None:
     """Eight configurations run once, the best again, then it and the baseline eight times each; 400 searches.
 
     It is the worst case: whole searches mostly see that nothing is worth a change before they settle.

@@ -71,9 +71,7 @@ def fitted(points: Sequence[tuple[int, int]]) -> MemoryLine:
     st.lists(st.integers(10**6, 10**9), min_size=12, max_size=12),
     st.integers(10**6, 10**10),
 )
-def test_the_largest_batch_is_sure_to_fit_and_the_next_is_not(
-    batches: list[int], peaks: list[int], limit: int
-) -> None:
+def test_largest_batch_of_a_line(batches: list[int], peaks: list[int], limit: int) -> None:
     line = fitted(list(zip(batches, peaks, strict=False)))
     largest, most = line.largest_batch(limit, 200), 200
     assert line.bytes_per_sample >= 0
@@ -87,7 +85,7 @@ def test_the_largest_batch_is_sure_to_fit_and_the_next_is_not(
     assert largest == most or chances[-1] < POLICY.trials.sure_to_fit
 
 
-def test_one_batch_makes_no_line_and_more_trials_a_surer_one(trial: MakeTrial) -> None:
+def test_line_needs_two_batches(trial: MakeTrial) -> None:
     records = [trial(0, 32, 132), trial(1, 64, 164)]
     assert lines_of([records[0], records[0]]) == ()
     (two,), (eight,) = lines_of(records), lines_of(records * 4)
@@ -109,7 +107,7 @@ def test_each_precision_has_its_own_line(trial: MakeTrial) -> None:
     assert (line.config.amp_dtype, line.batches) == ("float32", (32, 64))
 
 
-def test_trials_on_other_devices_have_lines_of_their_own(trial: MakeTrial) -> None:
+def test_one_line_for_each_kind(trial: MakeTrial) -> None:
     """One rank takes 100 MiB and 1 MiB a sample, the two of a group twice that: one line would be off by far."""
     groups: list[dict[str, Any]] = [
         {},
@@ -143,7 +141,7 @@ def test_trials_on_other_devices_have_lines_of_their_own(trial: MakeTrial) -> No
 # Loader workers
 
 
-def test_a_line_is_less_sure_for_workers_that_were_not_tried(trial: MakeTrial) -> None:
+def test_line_of_untried_workers_is_less_sure(trial: MakeTrial) -> None:
     peaks = [(32, 132, 0), (32, 191, 2), (64, 166, 0), (64, 224, 2), (128, 226, 0), (128, 291, 2)]
     records = [
         trial(number, batch, peak, num_workers=own)
@@ -170,7 +168,7 @@ def test_workers_do_not_shrink_memory(trial: MakeTrial) -> None:
     assert line.workers_bytes >= 0
 
 
-def test_the_biggest_batch_is_predicted_for_its_own_workers(trial: MakeTrial) -> None:
+def test_prediction_uses_the_trials_workers(trial: MakeTrial) -> None:
     """It ran with 8 workers of 30 MiB, the others with none to four."""
     workers = {32: (0, 4), 64: (0, 2), 128: (0, 4), 512: (8,)}
     ran = [(batch, own) for batch, counts in workers.items() for own in counts]
@@ -212,7 +210,7 @@ def make_thrashing(peak_bytes: int) -> Measurement:
     return measured.model_copy(update={"memory": memory})
 
 
-def test_the_largest_batch_stands_next_to_its_prediction(trial: MakeTrial) -> None:
+def test_prediction_of_the_largest_batch(trial: MakeTrial) -> None:
     records = [
         trial(number, batch, 100 + batch) for number, batch in enumerate((32, 64, 128, 1024))
     ]
@@ -221,7 +219,7 @@ def test_the_largest_batch_stands_next_to_its_prediction(trial: MakeTrial) -> No
     assert mib_of(largest)[:3] == pytest.approx([1000, 700, 612], abs=60)
 
 
-def test_without_two_other_batches_there_is_no_prediction(trial: MakeTrial) -> None:
+def test_prediction_needs_two_other_batches(trial: MakeTrial) -> None:
     largest = note_of([trial(0, 32, 132)], TrainingConfig(), 32)
     assert largest is not None
     assert mib_of(largest) == [1000, 132]
@@ -253,7 +251,7 @@ def test_what_bounds_the_largest_batch(
     assert (note and (note.figures["bounded_by"], note.figures["micro_batch_size"])) == expected
 
 
-def test_a_trial_that_thrashed_is_too_big_and_no_point_of_a_line(trial: MakeTrial) -> None:
+def test_thrashing_trial_is_too_big(trial: MakeTrial) -> None:
     thrashing = with_first(trial(2, 128, 999), measurement=make_thrashing(999 * MIB))
     thrashing = thrashing.model_copy(update={"score": Score(value=1.0, feasible=False)})
     records = [trial(0, 32, 132), trial(1, 64, 164), thrashing]
@@ -315,7 +313,7 @@ def test_a_look_at_the_device_has_no_workers() -> None:
     ]
 
 
-def test_batches_three_times_as_large_take_what_is_said_on_an_h200_too() -> None:
+def test_line_holds_at_three_times_the_batch() -> None:
     """GPT-2 there, in bytes: benchmarks/results/gpu-nvidia-h200.json, memory_line."""
     line = fitted([(4, 5_109_514_240), (8, 7_921_795_072), (16, 12_839_616_512)])
     for batch, seen in ((42, 31_567_183_872), (56, 41_511_878_656)):

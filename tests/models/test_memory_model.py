@@ -63,7 +63,7 @@ def test_a_line_stays_within_its_uncertainty(
     assert abs(mean[0] - peak(further)) < 2.5 * sd[0]
 
 
-def test_before_a_second_batch_the_uncertainty_is_as_large_as_the_growth() -> None:
+def test_one_batch_leaves_the_growth_open() -> None:
     one, two = (
         forecast((batch(32), line(32))),
         forecast((batch(32), line(32)), (batch(64), line(64))),
@@ -80,7 +80,7 @@ def test_before_a_second_batch_the_uncertainty_is_as_large_as_the_growth() -> No
     st.lists(st.sampled_from([8, 16, 32, 64, 128]), min_size=1, max_size=6),
     st.sampled_from([8, 64, 512]),
 )
-def test_what_is_seen_besides_never_adds_uncertainty(sizes: list[int], asked: int) -> None:
+def test_peaks_never_add_uncertainty(sizes: list[int], asked: int) -> None:
     peaks = [(batch(size), line(size)) for size in sizes]
     highest = (batch(256), line(256))  # the scale of the prior, in both
     (before,), (after,) = (
@@ -89,7 +89,7 @@ def test_what_is_seen_besides_never_adds_uncertainty(sizes: list[int], asked: in
     assert after <= before * (1 + 1e-9)
 
 
-def test_half_precision_is_learned_for_every_batch_from_one() -> None:
+def test_half_precision_is_learned_from_one_batch() -> None:
     full = [(batch(size), line(size)) for size in (32, 64, 128)]
     half = batch(128, amp_dtype="bfloat16")
     before, after = forecast(*full), forecast(*full, (half, line(128) - 200 * MIB))
@@ -109,7 +109,7 @@ HALVES: dict[str, Callable[[int], int]] = {
 }
 
 
-def test_two_half_precisions_that_differ_are_distinguished() -> None:
+def test_half_precisions_may_differ() -> None:
     """Each adds to what is fixed; a sample takes half as much in the one, three quarters in the other."""
     seen = [
         (batch(size, amp_dtype=dtype), peak(size))
@@ -127,7 +127,7 @@ def test_tf32_takes_the_memory_of_float32() -> None:
     assert expected(known, batch(128, amp_dtype="tf32")) == expected(known, batch(128))
 
 
-def test_workers_take_memory_where_the_limit_is_on_ram() -> None:
+def test_workers_take_ram() -> None:
     seen = [
         (batch(32), line(32)),
         (batch(64), line(64)),
@@ -140,7 +140,7 @@ def test_workers_take_memory_where_the_limit_is_on_ram() -> None:
     assert eight == none
 
 
-def test_before_a_worker_was_seen_more_of_them_are_expected_to_take_more() -> None:
+def test_untried_workers_take_ram() -> None:
     known = forecast((batch(32), line(32)), workers_in_ram=True)
     mean, sd = expected(known, *(batch(32, num_workers=count) for count in (0, 1, 4, 16)))
     assert mean == sorted(set(mean))
@@ -173,7 +173,7 @@ def test_another_way_to_run_is_less_sure(other: TrainingConfig) -> None:
     assert varied > 1.5 * plain
 
 
-def test_running_out_of_memory_makes_larger_batches_unlikely() -> None:
+def test_oom_makes_larger_batches_unlikely() -> None:
     limit = 2_000 * MIB
     seen = [(batch(32), line(32)), (batch(64), line(64))]
     asked = [batch(64), batch(512), batch(1024)]
@@ -203,7 +203,7 @@ def test_a_larger_batch_is_never_likelier_to_fit(
     assert np.diff(chances).max() <= 0.01
 
 
-def test_the_chance_to_fit_is_one_half_where_the_limit_is_what_is_expected() -> None:
+def test_chance_to_fit_around_the_limit() -> None:
     known = forecast((batch(32), line(32)), (batch(64), line(64)))
     mean, sd = known.expect([batch(128)])
     few = t_95(known.degrees_of_freedom)
@@ -222,7 +222,7 @@ SEEN_TO_FIT = [(batch(32), line(32)), (batch(128), line(128))]
 @pytest.mark.parametrize(
     "asked", [batch(64), batch(128), batch(128, num_workers=8), batch(128, amp_dtype="bfloat16")]
 )
-def test_what_asks_for_no_more_than_something_seen_to_fit_fits(asked: TrainingConfig) -> None:
+def test_lower_demands_fit(asked: TrainingConfig) -> None:
     assert forecast(*SEEN_TO_FIT).chance_to_fit([asked], ROOM) == [1.0]
 
 
@@ -231,7 +231,7 @@ def test_what_asks_for_anything_more_may_not_fit(asked: TrainingConfig) -> None:
     assert forecast(*SEEN_TO_FIT).chance_to_fit([asked], ROOM)[0] < 0.9
 
 
-def test_where_the_limit_is_on_ram_more_workers_ask_for_more() -> None:
+def test_workers_are_a_demand_in_ram() -> None:
     known = forecast(*SEEN_TO_FIT, workers_in_ram=True)
     assert known.chance_to_fit([batch(128), batch(128, num_workers=1)], ROOM).tolist() == [
         1.0,
@@ -239,13 +239,13 @@ def test_where_the_limit_is_on_ram_more_workers_ask_for_more() -> None:
     ]
 
 
-def test_half_precision_that_fits_says_nothing_of_full_precision() -> None:
+def test_half_precision_proves_nothing_for_full() -> None:
     known = forecast((batch(32), line(32)), (batch(128, amp_dtype="float16"), ROOM))
     assert known.chance_to_fit([batch(128, amp_dtype="bfloat16")], ROOM) == [1.0]
     assert known.chance_to_fit([batch(128)], ROOM)[0] < 0.9
 
 
-def test_what_was_seen_to_fit_and_then_ran_out_of_memory_is_not_sure_to_fit() -> None:
+def test_contradicting_peaks_are_unsure() -> None:
     known = forecast(*SEEN_TO_FIT, (batch(128, num_workers=2), int(1.25 * ROOM)))
     below, same, above = known.chance_to_fit(
         [batch(64), batch(128), batch(128, amp_dtype="tf32")], ROOM
@@ -254,7 +254,7 @@ def test_what_was_seen_to_fit_and_then_ran_out_of_memory_is_not_sure_to_fit() ->
     assert max(same, above) < 0.9
 
 
-def test_where_the_limit_is_on_ram_every_rank_takes_its_own() -> None:
+def test_ranks_take_ram_each() -> None:
     """Four ranks of a model of 20 GiB: on devices of their own each has the memory that one has."""
     one, two, four = batch(32), *(batch(32, strategy="ddp", world_size=count) for count in (2, 4))
     seen = (one, 20_000 * MIB)
@@ -267,14 +267,14 @@ def test_where_the_limit_is_on_ram_every_rank_takes_its_own() -> None:
     assert ram.chance_to_fit([four], 22_000 * MIB)[0] < 0.5
 
 
-def test_a_batch_of_k_times_the_samples_takes_k_times_the_memory_at_most() -> None:
+def test_k_times_the_batch_takes_at_most_k_times() -> None:
     known = forecast((batch(32), 100 * MIB))
     sure, unsure = known.chance_to_fit([batch(64), batch(96)], 200 * MIB)
     assert sure == 1.0
     assert unsure < 0.9
 
 
-def test_what_ran_out_of_memory_at_an_absurd_batch_says_nothing_of_small_ones() -> None:
+def test_oom_at_an_absurd_batch() -> None:
     seen = [Peak(batch(size), line(size)) for size in (32, 64, 128)]
     absurd = Peak(batch(10**9), 10_000 * MIB, "least")
     (plain,), (beside,) = (
@@ -284,7 +284,7 @@ def test_what_ran_out_of_memory_at_an_absurd_batch_says_nothing_of_small_ones() 
     assert beside == pytest.approx(plain, rel=0.01)
 
 
-def test_what_a_device_alone_took_in_ram_is_less_sure_than_a_trial() -> None:
+def test_device_alone_in_ram_is_less_sure() -> None:
     """The process of the curves keeps what earlier points took, and grows faster than a trial's."""
     asked, sds = batch(256), []
     for source in ("trial", "alone"):
@@ -310,7 +310,7 @@ def test_what_scatters_is_less_sure() -> None:
 @pytest.mark.parametrize(
     "switch", [{"cudnn_benchmark": True}, {"compile": True, "compile_mode": "reduce-overhead"}]
 )
-def test_what_keeps_workspaces_or_pools_of_its_own_may_take_more(switch: dict[str, object]) -> None:
+def test_workspaces_and_pools_are_unsure(switch: dict[str, object]) -> None:
     plain = {name: value for name, value in switch.items() if name == "compile"}
     known = forecast((batch(32, **plain), line(32)), (batch(64, **plain), line(64)))
     (mean, other), (sd, other_sd) = expected(known, batch(32, **plain), batch(32, **switch))

@@ -56,9 +56,7 @@ def rates(known: Rates) -> tuple[float, float, float]:
 
 @pytest.mark.parametrize("batch", [0.5, 1.0, 8.0])
 @pytest.mark.parametrize("count", [1, 4])
-def test_a_step_takes_each_micro_batch_and_once_what_belongs_to_the_step(
-    batch: float, count: int
-) -> None:
+def test_step_time(batch: float, count: int) -> None:
     # 1 second for the samples of a usual batch, 0.5 for any micro batch, 2 for a step, 3 for an exchange
     costs = state(**AMPLE, per_micro_batch=np.log(0.5), per_step=np.log(2), exchange=np.log(3))
     for ranks, exchange_s in ((1, 0.0), (4, 3.0)):
@@ -71,12 +69,12 @@ def test_a_step_takes_each_micro_batch_and_once_what_belongs_to_the_step(
 
 
 @pytest.mark.parametrize(("workers", "rate"), [(1, 10.0), (2, 20.0), (64, 80.0)])
-def test_workers_share_the_items_until_more_no_longer_help(workers: int, rate: float) -> None:
+def test_useful_workers_share_the_items(workers: int, rate: float) -> None:
     costs = state(items=np.log(10), most_workers=np.log(8))
     assert rates(rates_of(costs, here(workers=workers)))[0] == pytest.approx(rate, rel=1e-3)
 
 
-def test_handing_a_batch_over_costs_a_worker_alone_and_counts_less_in_a_larger_batch() -> None:
+def test_handing_over_a_batch() -> None:
     costs = state(per_batch=0.0, most_workers=9.0)
     for batch in (1.0, 4.0):
         worker, itself = (
@@ -86,7 +84,7 @@ def test_handing_a_batch_over_costs_a_worker_alone_and_counts_less_in_a_larger_b
         assert [worker, itself] == pytest.approx([batch / (1 + batch), 1.0], rel=1e-3)
 
 
-def test_in_turns_times_add_up_and_side_by_side_the_slower_holds_the_rate() -> None:
+def test_times_add_up_in_turn() -> None:
     costs = state(items=np.log(1), samples=np.log(3), most_workers=9.0)
     in_turns, side_by_side = (
         rates(rates_of(costs, here(is_overlapped=value)))[2] for value in (False, True)
@@ -96,12 +94,12 @@ def test_in_turns_times_add_up_and_side_by_side_the_slower_holds_the_rate() -> N
 
 
 @pytest.mark.parametrize(("softness", "rate"), [(1, 1 / 2), (2, 2**-0.5), (1_000, 1.0)])
-def test_of_two_equal_sides_the_softness_says_what_is_left(softness: float, rate: float) -> None:
+def test_softness_of_two_equal_sides(softness: float, rate: float) -> None:
     costs = state(most_workers=9.0, softness=np.log(softness))
     assert rates(rates_of(costs, here()))[2] == pytest.approx(rate, rel=1e-2)
 
 
-def test_a_run_falls_short_by_its_share_and_neither_side_does() -> None:
+def test_shortfall_is_of_a_run() -> None:
     costs = state(**AMPLE, shortfall=np.log(0.8))
     _, device, run = rates(rates_of(costs, here()))
     assert [device, run] == pytest.approx([1.0, 0.8], rel=1e-3)
@@ -109,9 +107,7 @@ def test_a_run_falls_short_by_its_share_and_neither_side_does() -> None:
 
 @pytest.mark.parametrize(("hidden", "added_s"), [(0.0, 0.5), (0.5, 0.25), (1 - 1e-12, 0.0)])
 @pytest.mark.parametrize("count", [1, 4])
-def test_the_copies_that_a_run_does_not_hide_add_to_each_micro_batch(
-    hidden: float, added_s: float, count: int
-) -> None:
+def test_exposed_copies_add_to_each_micro_batch(hidden: float, added_s: float, count: int) -> None:
     # 1 second for the samples of a usual batch, 2 for a step, half a second for its copy
     logit = np.log(max(hidden, 1e-12) / (1 - hidden))
     costs = state(**AMPLE, per_step=np.log(2), copies=np.log(2), hidden=logit)
@@ -130,13 +126,13 @@ def test_each_rank_copies_to_its_own_device() -> None:
     ) == pytest.approx([4.0, 4.0])
 
 
-def test_a_loader_that_is_slow_enough_leaves_the_time_for_copies() -> None:
+def test_slow_loader_hides_copies() -> None:
     costs = state(items=np.log(0.1), most_workers=9.0, copies=np.log(2), hidden=-30.0)
     assert rates(rates_of(costs, here(is_copied=True)))[2] == pytest.approx(0.1, rel=1e-3)
 
 
 @given(st.floats(-5, 5), st.floats(-5, 5), st.sampled_from([1.0, 4.0]), st.booleans())
-def test_where_nothing_is_copied_no_cost_of_copies_changes_anything(
+def test_copies_cost_nothing_without_copies(
     copies: float, hidden: float, ranks: float, is_overlapped: bool
 ) -> None:
     where = here(ranks=ranks, is_overlapped=is_overlapped)
@@ -157,7 +153,7 @@ def hosted(**changes: Any) -> Rates:
     return rates_of(costs, here(**{"is_launched": True, "is_taken": True} | changes))
 
 
-def test_a_host_takes_and_launches_one_after_the_other_and_holds_a_run() -> None:
+def test_host_tasks_add_up() -> None:
     known = hosted()
     assert np.exp([known.launch[0], known.take[0], known.host[0]]) == pytest.approx([1.0, 2.0, 0.5])
     assert rates(known)[2] == pytest.approx(0.5, rel=1e-3)
@@ -176,15 +172,13 @@ def test_a_hosts_rate(changes: dict[str, Any], rate: float) -> None:
     assert np.exp(hosted(**changes).host[0]) == pytest.approx(rate)
 
 
-def test_items_that_no_worker_makes_add_to_the_hosts_time() -> None:
+def test_host_makes_items_without_workers() -> None:
     costs = state(items=np.log(2), most_workers=9.0, samples=9.0, launching=0.0, slower=np.log(1.5))
     alone = rates_of(costs, here(is_launched=True, workers=0.0))
     assert np.exp(alone.host[0]) == pytest.approx(1 / (1.5 + 0.5))
 
 
-def test_a_device_alone_is_the_slower_of_its_kernels_and_their_launching_without_the_loops_slowness() -> (
-    None
-):
+def test_device_alone_waits_for_launches() -> None:
     for kernels, device in ((9.0, 1.0), (np.log(0.1), 0.1)):
         costs = state(**AMPLE, samples=kernels, launching=0.0, slower=np.log(1.5))
         assert rates(rates_of(costs, here(is_launched=True)))[1] == pytest.approx(device, rel=1e-3)

@@ -87,7 +87,7 @@ OBSERVATIONS = st.lists(
 
 
 @given(OBSERVATIONS, RATES, st.sampled_from([MANY_CORES, FOUR_GPUS]))
-def test_whatever_was_seen_forecasts_are_finite_and_no_less_certain_than_before(
+def test_forecasts_are_finite(
     observations: list[Observation], rate: float, environment: Environment
 ) -> None:
     asked = [config(workers, batch) for workers, batch in product((0, 2, 16), (1, 64, 4096))]
@@ -120,7 +120,7 @@ def test_the_order_of_observations_changes_nothing(
 
 
 @given(RATES, RATES, RATES, st.floats(0.01, 100.0))
-def test_a_machine_that_is_faster_in_all_is_forecast_as_much_faster(
+def test_forecasts_scale_with_the_machine(
     loads: float, trains: float, runs: float, factor: float
 ) -> None:
     asked = [config(4), config(0, 128), config(8, 256)]
@@ -150,7 +150,7 @@ def scattered(sd: float, seed: int) -> list[Observation]:
     ]
 
 
-def test_how_far_a_machine_scatters_is_learned_from_runs_that_contradict_each_other() -> None:
+def test_scatter_is_learned() -> None:
     steady, unsteady = (
         [forecast(scattered(sd, seed), config(4), spread=UNKNOWN) for seed in range(6)]
         for sd in (0.005, 0.12)
@@ -160,7 +160,7 @@ def test_how_far_a_machine_scatters_is_learned_from_runs_that_contradict_each_ot
     assert min(one.sd[0] for one in unsteady) > 2 * max(one.sd[0] for one in steady)
 
 
-def test_with_one_run_all_that_was_not_run_is_wide_open() -> None:
+def test_one_run_leaves_others_open() -> None:
     known = forecast([run(1_000, config())], config(), config(4), config(0, 256), config(8, 256))
     assert known.sd[0] < 0.03
     assert min(known.sd[1:]) > 0.3
@@ -168,7 +168,7 @@ def test_with_one_run_all_that_was_not_run_is_wide_open() -> None:
 
 
 @given(st.lists(CONFIGS, max_size=4), CONFIGS, RATES, st.sampled_from(["loader", "device"]))
-def test_a_look_at_a_side_leaves_less_uncertainty_of_it_there(
+def test_measurement_of_a_side_informs_it(
     others: list[TrainingConfig], one: TrainingConfig, rate: float, side: str
 ) -> None:
     seen = [loader(rate, config()), device(rate, config())]
@@ -207,9 +207,7 @@ def test_a_run_settles_what_its_settings_reach(one: TrainingConfig, share: float
         ),
     ],
 )
-def test_runs_far_from_what_the_curves_showed_are_believed(
-    looks: list[Observation], runs: dict[TrainingConfig, float]
-) -> None:
+def test_runs_outweigh_curves(looks: list[Observation], runs: dict[TrainingConfig, float]) -> None:
     known = forecast([*looks, *(run(rate, one) for one, rate in runs.items())], *runs)
     assert rates(known) == pytest.approx(
         list(runs.values()), rel=0.15
@@ -217,7 +215,7 @@ def test_runs_far_from_what_the_curves_showed_are_believed(
     assert max(known.sd) < 0.03
 
 
-def test_a_run_tells_more_of_what_is_near_than_of_what_is_far() -> None:
+def test_near_configurations_are_surer() -> None:
     looks = [loader(1_000, config(2)), device(2_000, config())]
     asked = [
         config(4),
@@ -281,7 +279,7 @@ def test_loader_and_training_share_the_cores() -> None:
     assert rates(forecast(seen, config(2), environment=one))[0] == pytest.approx(990, rel=0.01)
 
 
-def test_threads_that_no_look_has_seen_are_taken_to_keep_their_cores_busy() -> None:
+def test_unmeasured_threads_keep_cores_busy() -> None:
     four = CPU.model_copy(update={"cores": 4})
     seen = [loader(4_000, config(4), cpu_s=1e-3), device(2_000, config())]
     asked = [config(4, intra_op_threads=threads) for threads in (1, 2, 4, 16)]
@@ -289,7 +287,7 @@ def test_threads_that_no_look_has_seen_are_taken_to_keep_their_cores_busy() -> N
     assert found[0] > found[1] > found[2] == pytest.approx(found[3])
 
 
-def test_a_binding_is_open_to_either_side_until_it_was_run() -> None:
+def test_untried_binding_is_open() -> None:
     bound = config(2, numa_binding="exclusive", strategy="ddp", world_size=2)
     plain = bound.model_copy(update={"numa_binding": None})
     known = forecast([run(1_000, plain)], plain, bound)
@@ -299,7 +297,7 @@ def test_a_binding_is_open_to_either_side_until_it_was_run() -> None:
     assert rates(seen)[0] == pytest.approx(1_100, rel=0.03)
 
 
-def test_a_process_on_one_of_two_nodes_has_the_cores_of_that_one() -> None:
+def test_bound_process_has_its_nodes_cores() -> None:
     sockets = CPU.model_copy(update={"cores": 4, "numa_nodes": 2, "node_cores": (2, 2)})
     seen = [loader(4_000, config(4), cpu_s=1e-3), device(2_000, config())]
     whole, half = rates(
@@ -312,7 +310,7 @@ def ranks(count: int) -> TrainingConfig:
     return config(4, strategy="ddp" if count > 1 else "single", world_size=count)
 
 
-def test_until_a_group_was_seen_its_rate_grows_with_its_ranks_and_so_does_the_uncertainty() -> None:
+def test_untried_groups_grow_with_ranks() -> None:
     seen = [loader(1_000, ranks(1)), device(2_000, ranks(1)), run(900, ranks(1))]
     known = forecast(seen, ranks(1), ranks(2), ranks(4), environment=FOUR_GPUS)
     found = rates(known)
@@ -322,7 +320,7 @@ def test_until_a_group_was_seen_its_rate_grows_with_its_ranks_and_so_does_the_un
     assert known.sd[2] > 0.3
 
 
-def test_a_group_that_was_run_tells_what_another_reaches() -> None:
+def test_groups_inform_each_other() -> None:
     alone = [loader(1_000, ranks(1)), device(2_000, ranks(1)), run(900, ranks(1))]
     poor = [*alone, run(1_000, ranks(2))]
     before, after = (forecast(seen, ranks(4), environment=FOUR_GPUS) for seen in (alone, poor))
@@ -330,7 +328,7 @@ def test_a_group_that_was_run_tells_what_another_reaches() -> None:
     assert after.sd[0] < before.sd[0]
 
 
-def test_a_side_that_nobody_looked_at_is_learned_from_runs() -> None:
+def test_unmeasured_side_is_learned_from_runs() -> None:
     seen = [
         device(50_000, config()),
         *(run(500 * workers, config(workers)) for workers in (1, 2, 4)),
@@ -341,7 +339,7 @@ def test_a_side_that_nobody_looked_at_is_learned_from_runs() -> None:
     assert known.loader[2] > 2_000
 
 
-def test_what_runs_fall_short_by_is_expected_of_others_too() -> None:
+def test_shortfall_is_expected_of_others() -> None:
     looks = [loader(rate, config(workers)) for workers, rate in ((1, 500), (2, 1_000), (4, 2_000))]
     looks.append(device(50_000, config()))
     short = [run(0.7 * rate, config(workers)) for workers, rate in ((1, 500), (2, 1_000))]
@@ -361,7 +359,7 @@ def test_a_forecast_of_thousands_is_that_of_each() -> None:
         assert alone.sd[0] == pytest.approx(together.sd[place])
 
 
-def test_a_run_that_has_not_ended_counts_as_one_that_came_out_as_expected() -> None:
+def test_running_trials_count_as_expected() -> None:
     seen = [
         loader(1_000, config(2)),
         device(2_000, config()),
@@ -377,7 +375,7 @@ def test_a_run_that_has_not_ended_counts_as_one_that_came_out_as_expected() -> N
     assert believed.sd == pytest.approx(ended.sd, rel=0.1)
 
 
-def test_a_model_of_one_run_more_says_what_one_that_was_fitted_to_all_would() -> None:
+def test_warm_fit_equals_a_fresh_one() -> None:
     chance = random.Random(0)
     looks = [loader(500.0 * workers, config(workers)) for workers in (1, 2, 4, 8)]
     looks += [device(3_000 + 10 * batch, config(batch=batch)) for batch in (8, 16, 32, 64)]
@@ -401,7 +399,7 @@ def test_a_model_of_one_run_more_says_what_one_that_was_fitted_to_all_would() ->
     assert ours.scatter_sd == whole.scatter_sd
 
 
-def test_a_few_batches_of_the_device_tell_the_others() -> None:
+def test_few_batches_inform_others() -> None:
     # 4 ms for any batch and 0.1 ms a sample: 32 samples take 7.2 ms, 512 take 55 ms
     def rate(batch: int) -> float:
         return batch / (4e-3 + 1e-4 * batch)
@@ -414,7 +412,7 @@ def test_a_few_batches_of_the_device_tell_the_others() -> None:
 
 
 @pytest.mark.parametrize("factor", [1 / 9, 3.0])
-def test_a_half_precision_that_was_measured_tells_of_the_other(factor: float) -> None:
+def test_half_precisions_inform_each_other(factor: float) -> None:
     full, bfloat16, float16 = (
         config(4, amp_dtype=dtype) for dtype in ("float32", "bfloat16", "float16")
     )
@@ -429,7 +427,7 @@ def test_a_half_precision_that_was_measured_tells_of_the_other(factor: float) ->
     assert after.sd[0] < before.sd[0]
 
 
-def test_where_groups_wait_for_an_exchange_more_samples_for_each_help() -> None:
+def test_accumulation_helps_slow_exchange() -> None:
     looks = [loader(1e6, config(4)), device(1_000, config()), device(1_100, config(batch=64))]
     looks += [device(2_000, ranks(2)), run(950, ranks(1))]
     asked = [ranks(2), ranks(2).model_copy(update={"grad_accum_steps": 4})]
@@ -441,7 +439,7 @@ def test_where_groups_wait_for_an_exchange_more_samples_for_each_help() -> None:
     assert fast[1] < 1.15 * fast[0]
 
 
-def test_how_much_equal_sides_hold_each_other_up_is_learned() -> None:
+def test_softness_is_learned() -> None:
     counts = (1, 2, 4, 8)
     looks = [loader(1_000.0 * count, config(count), sd=0.02) for count in counts]
     looks += [
@@ -459,7 +457,7 @@ def test_how_much_equal_sides_hold_each_other_up_is_learned() -> None:
     assert hard[0] > 1.1 * gentle[0]
 
 
-def test_a_gain_of_two_that_was_seen_with_some_workers_is_expected_with_others() -> None:
+def test_gain_is_expected_with_other_workers() -> None:
     for changes in ({"worker_threads": 1}, {"in_order": False}):
         seen = [
             run(100.0, config(4, prefetch_factor=2)),
@@ -475,7 +473,7 @@ def test_a_gain_of_two_that_was_seen_with_some_workers_is_expected_with_others()
     assert changed == pytest.approx(alone), "a single worker keeps the order"
 
 
-def test_threads_that_spin_do_not_bound_the_workers_that_have_one() -> None:
+def test_spinning_threads_are_told_apart() -> None:
     spinning, one = config(2), config(2, worker_threads=1)
     seen = [
         run(100.0, spinning),
@@ -488,7 +486,7 @@ def test_threads_that_spin_do_not_bound_the_workers_that_have_one() -> None:
     assert rate > 200.0
 
 
-def test_a_fused_step_that_was_seen_to_pay_is_believed_to_pay_in_a_run() -> None:
+def test_fused_gain_carries_over_to_runs() -> None:
     usual, fused = config(), config(fused=True)
 
     def gain(seen: float) -> float:
@@ -524,7 +522,7 @@ def seen_without_pinning(run_rate: float) -> list[Observation]:
     ]
 
 
-def test_pinning_should_save_the_time_by_which_pinned_copies_are_shorter() -> None:
+def test_pinning_saves_copy_time() -> None:
     own, pinned = config(8), config(8, pin_memory=True)
     known = forecast(seen_without_pinning(667.0), own, pinned, environment=GPU)
     assert rates(known)[0] == pytest.approx(667.0, rel=0.01)
@@ -534,7 +532,7 @@ def test_pinning_should_save_the_time_by_which_pinned_copies_are_shorter() -> No
     assert known.sd[1] < 0.15
 
 
-def test_a_run_that_hides_its_copies_can_not_gain_by_pinning() -> None:
+def test_hidden_copies_gain_nothing_by_pinning() -> None:
     known = forecast(
         seen_without_pinning(990.0), config(8), config(8, pin_memory=True), environment=GPU
     )
@@ -542,7 +540,7 @@ def test_a_run_that_hides_its_copies_can_not_gain_by_pinning() -> None:
     assert (most_gain(known, 990.0) < 0.06).all()
 
 
-def test_a_pinned_run_tells_how_much_of_pinned_copies_is_hidden() -> None:
+def test_hidden_share_of_pinned_copies() -> None:
     half = config(8, pin_memory=True, amp_dtype="bfloat16")
     expected = []
     for hidden in (0.0, 0.9):
@@ -557,7 +555,7 @@ def test_a_pinned_run_tells_how_much_of_pinned_copies_is_hidden() -> None:
     assert exposed < 1.1 / (1 / 3000 + 1 / 6000) < mostly_hidden
 
 
-def test_without_a_look_at_copies_nothing_is_known_of_them() -> None:
+def test_unmeasured_copies_and_host() -> None:
     seen = [one for one in seen_without_pinning(667.0) if one.kind != "copy"]
     known = forecast(seen, config(8), config(8, pin_memory=True), environment=GPU)
     assert np.isinf([known.copy, known.host]).all()
@@ -565,7 +563,7 @@ def test_without_a_look_at_copies_nothing_is_known_of_them() -> None:
     assert rates(known)[0] == pytest.approx(rates(known)[1], rel=0.02)
 
 
-def test_what_a_forecast_holds_at_once_does_not_grow_with_the_configurations() -> None:
+def test_forecast_memory_is_bounded() -> None:
     seen = [
         run(1000.0 + workers, config(workers, batch))
         for workers in range(8)
@@ -589,7 +587,7 @@ def of_host(kind: Literal["launch", "take"], rate: float, one: TrainingConfig) -
     return Observation(kind=kind, config=one, samples_per_s=rate, relative_sd=0.1)
 
 
-def test_a_host_that_holds_the_loop_is_known_and_a_larger_batch_is_its_cure() -> None:
+def test_larger_batch_cures_a_slow_host() -> None:
     """As an H200 was with 18 narrow layers: 4 ms of kernels a batch of 256, which a loop launches in more than that."""
     usual, batches = config(workers=16, batch=256, pin_memory=True), (64, 128, 256, 512, 1024)
     seen = [loader(88_000, usual), run(50_000, usual), of_host("take", 256 / 0.1e-3, usual)]

@@ -100,9 +100,7 @@ def seen(
         (Machine(2e-5, 1e-3, 5e-4, 5e-6), 0.85, 0.25),
     ],
 )
-def test_unseen_rates_are_forecast_within_their_intervals(
-    machine: Machine, coverage: float, median_error: float
-) -> None:
+def test_forecasts_of_a_queue(machine: Machine, coverage: float, median_error: float) -> None:
     observed = [
         *(seen("loader", config(workers, 32), machine) for workers in (0, 1, 2, 4, 8)),
         *(seen("device", config(0, batch), machine) for batch in (16, 32, 64, 128, 256)),

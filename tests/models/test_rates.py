@@ -105,7 +105,7 @@ def _simulate(
     is_full=st.booleans(),
     length=st.floats(2, 8),
 )
-def test_a_window_of_two_queues_tells_the_slower_of_loader_and_device(
+def test_two_queues_show_the_slower_side(
     ratio: float, device: float, capacity: int, is_full: bool, length: float
 ) -> None:
     """Between, the queue may fall by less than shows in a window of two queues."""
@@ -127,9 +127,7 @@ def test_a_window_of_two_queues_tells_the_slower_of_loader_and_device(
 
 @pytest.mark.parametrize("is_full", [True, False])
 @pytest.mark.parametrize("ratio", [0.1, 0.5, 0.9, 1.0, 2.0])
-def test_the_derived_rate_is_within_three_percent_for_a_usual_queue(
-    ratio: float, is_full: bool
-) -> None:
+def test_usual_queue(ratio: float, is_full: bool) -> None:
     fields = _simulate(
         loader=100 * ratio, device=100, capacity=64, ready=64 if is_full else 0, batches=128
     )
@@ -138,7 +136,7 @@ def test_the_derived_rate_is_within_three_percent_for_a_usual_queue(
     )
 
 
-def test_a_full_queue_that_is_not_corrected_would_double_the_rate() -> None:
+def test_full_queue_is_corrected() -> None:
     fields = _simulate(loader=10, device=1000, capacity=64, ready=64, batches=128)
     naive = window_rate(make_window(**fields | {"queue_at_start": None}))
     corrected = window_rate(make_window(**fields))
@@ -147,7 +145,7 @@ def test_a_full_queue_that_is_not_corrected_would_double_the_rate() -> None:
     assert corrected.high >= naive.value  # the interval holds what came
 
 
-def test_batches_that_lay_ready_count_only_as_far_as_the_loop_has_starved() -> None:
+def test_ready_batches_count_as_far_as_starved() -> None:
     # Ten blocks of ten batches of 0.1 s: without 20 of the 100 batches it had waited for 2 s, but it waited for 0.5 s.
     def rate(starved_s: float | None, queue_at_end: int = 0) -> float:
         block = Block(samples=80, batches=10, seconds=1.0, data_wait_s=0.2, starved_s=starved_s)
@@ -161,7 +159,7 @@ def test_batches_that_lay_ready_count_only_as_far_as_the_loop_has_starved() -> N
     assert rate(starved_s=None) == rate(starved_s=0.2), "without a better figure, every wait counts"
 
 
-def test_a_queue_that_rises_and_falls_by_chance_takes_nothing_off() -> None:
+def test_chance_fall_of_a_queue() -> None:
     blocks = [
         Block(samples=80, batches=10, seconds=1.0, data_wait_s=0.0, ready_at_end=ready)
         for ready in (22, 24, 21, 23, 22, 24, 21)
@@ -169,7 +167,7 @@ def test_a_queue_that_rises_and_falls_by_chance_takes_nothing_off() -> None:
     assert window_rate(make_window(blocks=blocks, queue_at_start=28, queue_at_end=21)).value == 80.0
 
 
-def test_an_ample_loader_leaves_the_rate_of_a_launch_bound_loop_as_it_was_counted() -> None:
+def test_recorded_launch_bound_loop() -> None:
     """The plain loop ran right after round 3, for 5 s of an epoch of 19 s: no start of workers falls into it."""
     recorded = json.loads((_DATA / "launch_bound_h200.json").read_text())
     windows = {name: Window.model_validate(window) for name, window in recorded["windows"].items()}
@@ -184,11 +182,11 @@ def test_an_ample_loader_leaves_the_rate_of_a_launch_bound_loop_as_it_was_counte
     assert window_rate(third).value == pytest.approx(plain, rel=0.015)
 
 
-def test_a_queue_that_fills_up_does_not_lower_the_rate() -> None:
+def test_filling_queue_takes_nothing_off() -> None:
     assert window_rate(make_window(queue_at_start=0, queue_at_end=50)).value == 100.0
 
 
-def test_samples_that_came_are_counted_over_all_seconds() -> None:
+def test_mean_includes_a_stall() -> None:
     # three fast blocks and one that stalls: the mean rate holds the stall, a median would not
     times = (1.0, 1.0, 1.0, 5.0)
     blocks = tuple(Block(samples=80, batches=10, seconds=time, data_wait_s=0.0) for time in times)
@@ -230,7 +228,7 @@ def test_a_single_block_has_no_upper_end(expected_restart_s: float) -> None:
 
 
 @given(_WINDOWS)
-def test_any_window_has_an_ordered_interval_and_no_more_than_what_came(window: Window) -> None:
+def test_any_window_has_an_ordered_interval(window: Window) -> None:
     rate, seconds = window_rate(window), sum(block.seconds for block in window.blocks)
     came, made = (
         sum(block.samples for block in window.blocks) / seconds,
@@ -275,9 +273,7 @@ def counted(
         (counted(300.0, starved_s=0.5), 200.0, 200.0),  # more than it can
     ],
 )
-def test_a_long_run_has_the_rate_of_the_slower_of_what_is_made_and_what_the_loop_can_take(
-    window: Window, value: float, high: float
-) -> None:
+def test_made_or_delivered_whichever_is_slower(window: Window, value: float, high: float) -> None:
     rate = window_rate(window)
     assert rate.value == pytest.approx(value)
     assert rate.high == pytest.approx(high)
@@ -287,17 +283,17 @@ def test_what_is_made_by_chance_takes_nothing_off() -> None:
     assert window_rate(counted(99.0, noise=20.0)).value == 100.0
 
 
-def test_a_queue_that_fills_up_while_the_loop_waits_leaves_the_rate_open() -> None:
+def test_filling_queue_of_a_waiting_loop_is_open() -> None:
     rate = window_rate(counted(150.0, starved_s=0.5))
     assert rate.low == pytest.approx(100.0)
     assert rate.value == pytest.approx(150.0)
 
 
-def test_a_device_that_always_has_work_does_not_hide_that_the_queue_falls() -> None:
+def test_busy_device_does_not_hide_a_falling_queue() -> None:
     assert window_rate(counted(60.0).model_copy(update={"host_ahead_s": 0.05})).value == 60.0
 
 
-def test_workers_whose_batches_lie_ready_make_less_than_they_could() -> None:
+def test_recorded_idle_workers() -> None:
     recorded = json.loads((_DATA / "imagenet_h200.json").read_text())
     windows = [Window.model_validate(window) for window in recorded["windows"]]
     assert [round(window.raw_samples_per_s) for window in windows] == [3_628, 3_385]
@@ -306,7 +302,7 @@ def test_workers_whose_batches_lie_ready_make_less_than_they_could() -> None:
 
 
 @pytest.mark.parametrize("made", [95.0, 105.0])
-def test_a_loop_that_waits_for_a_slow_worker_while_others_are_done_is_no_faster_than_what_is_made(
+def test_slow_worker_among_done_ones(
     made: float,
 ) -> None:
     # eight workers on two cores, seen: 13 of 16 batches lie ready, and the loop waits a fifth of its time
@@ -314,7 +310,7 @@ def test_a_loop_that_waits_for_a_slow_worker_while_others_are_done_is_no_faster_
     assert window_rate(window).value == pytest.approx(max(made, 100.0))
 
 
-def test_workers_that_a_short_queue_leaves_idle_could_make_more() -> None:
+def test_idle_workers_could_make_more() -> None:
     # 16 workers, asked for 32 batches of the 64 that are configured; after a pause the queue falls to where it stays
     ready = [32, 29, 27, 26, 24, 23, 22, 21, 21, 20, 20]
     blocks = tuple(
@@ -330,12 +326,12 @@ def test_workers_that_a_short_queue_leaves_idle_could_make_more() -> None:
 
 
 @pytest.mark.parametrize("noise", [0.0, 10.0])
-def test_a_queue_that_stays_almost_full_takes_nothing_off(noise: float) -> None:
+def test_almost_full_queue_takes_nothing_off(noise: float) -> None:
     rate = window_rate(counted(95.0, noise=noise, ready=62, workers=16, asked=64))
     assert (rate.low, rate.value, rate.high) == (100.0, 100.0, 100.0)
 
 
-def test_where_nothing_was_made_or_a_block_is_not_counted_the_queue_tells() -> None:
+def test_uncounted_blocks() -> None:
     window = counted(0.0, starved_s=0.2)
     uncounted = window.blocks[0].model_copy(update={"made": None})
     partly = window.model_copy(update={"blocks": (uncounted, *counted(60.0, starved_s=0.2).blocks)})
@@ -346,7 +342,5 @@ def test_where_nothing_was_made_or_a_block_is_not_counted_the_queue_tells() -> N
 @pytest.mark.parametrize(
     ("made", "starved_s", "fraction"), [(60.0, 0.0, 0.4), (50.0, 0.2, 0.6), (100.0, 0.2, 0.2)]
 )
-def test_the_loop_waits_longer_once_the_queue_is_used_up(
-    made: float, starved_s: float, fraction: float
-) -> None:
+def test_wait_fraction_after_the_queue(made: float, starved_s: float, fraction: float) -> None:
     assert wait_fraction(counted(made, starved_s)) == pytest.approx(fraction)

@@ -31,7 +31,7 @@ def runs(*log_rates: float, variance: float = 0.0) -> list[Run]:
 
 
 @given(_RATES, st.floats(0, 0.99), st.floats(0, 1), _SPREADS)
-def test_another_run_may_lie_outside_of_what_one_window_tells(
+def test_interval_of_another_run(
     value: float, below: float, above: float, spread: RunVariation
 ) -> None:
     window = Interval(value=value, low=value * (1 - below), high=value * (1 + above))
@@ -41,7 +41,7 @@ def test_another_run_may_lie_outside_of_what_one_window_tells(
     assert run.high > value * exp(1.9 * sqrt(2) * spread.sd)
 
 
-def test_an_interval_is_wider_the_less_is_known_of_the_spread() -> None:
+def test_unknown_variation_widens_the_interval() -> None:
     window = Interval(value=100.0, low=99.0, high=101.0)
     known, assumed = (
         with_run_variation(window, RunVariation(sd=0.05, degrees_of_freedom=degrees))
@@ -58,9 +58,7 @@ def test_one_block_leaves_the_upper_end_open() -> None:
 
 
 @pytest.mark.parametrize(("sd", "window_sd"), [(0.015, 0.005), (0.05, 0.01), (0.1, 0.02)])
-def test_the_interval_of_one_run_holds_another_nineteen_times_of_twenty(
-    sd: float, window_sd: float
-) -> None:
+def test_interval_covers_another_run(sd: float, window_sd: float) -> None:
     """The spread is learned from six repeats each time, from a prior that knows nothing of this machine."""
     random, covered, count = np.random.default_rng(0), 0, 2_000
     for _ in range(count):
@@ -75,7 +73,7 @@ def test_the_interval_of_one_run_holds_another_nineteen_times_of_twenty(
     assert covered / count >= 0.92
 
 
-def test_repeats_pull_what_was_assumed_to_what_they_show() -> None:
+def test_repeats_update_the_variation() -> None:
     prior = assumed_variation("cpu")
     learned = learn_variation(prior, [runs(0.0, 0.01)] * 2_000)
     assert learned.sd == pytest.approx(0.01 / sqrt(2), rel=0.1)
@@ -101,7 +99,7 @@ def test_what_windows_explain_is_no_variation() -> None:
     assert learn_variation(assumed_variation("cpu"), [seen] * 10_000).sd == pytest.approx(0.002)
 
 
-def test_several_runs_narrow_the_rate_down_to_what_one_more_run_differs_by() -> None:
+def test_runs_narrow_the_prediction_interval() -> None:
     spread = RunVariation(sd=0.05, degrees_of_freedom=100)
     widths = [
         log(rate.high / rate.value)
@@ -113,14 +111,14 @@ def test_several_runs_narrow_the_rate_down_to_what_one_more_run_differs_by() -> 
     assert widths[-1] == pytest.approx(1.98 * 0.05 * sqrt(1 + 1 / 50), rel=0.01)
 
 
-def test_a_ratio_of_runs_apart_counts_the_spread_of_both() -> None:
+def test_ratio_counts_both_variations() -> None:
     spread = RunVariation(sd=0.05, degrees_of_freedom=100)
     ratio = ratio_of_runs([make_measurement(200.0)], [make_measurement(100.0)], spread)
     assert ratio.value == pytest.approx(2.0)
     assert log(ratio.high / ratio.value) == pytest.approx(1.98 * sqrt(2) * 0.05, rel=0.01)
 
 
-def test_a_run_is_as_sure_as_the_batches_of_its_window() -> None:
+def test_variance_of_a_run() -> None:
     even, odd = (
         Block(samples=samples, batches=4, seconds=1.0, data_wait_s=0.0) for samples in (90, 110)
     )
@@ -129,7 +127,7 @@ def test_a_run_is_as_sure_as_the_batches_of_its_window() -> None:
     assert sqrt(run.variance) == pytest.approx(0.1 * sqrt(10 / 9) / sqrt(10), rel=0.1)
 
 
-def test_an_accelerator_has_the_devices_variation_where_it_holds_every_run() -> None:
+def test_device_variation_needs_all_runs() -> None:
     cpu, spread = assumed_variation("cpu"), assumed_variation("cuda")
     assert cpu.of([True]) is cpu
     assert spread.device is not None
@@ -138,7 +136,7 @@ def test_an_accelerator_has_the_devices_variation_where_it_holds_every_run() -> 
     assert spread.of([True, False]) is spread.of([]) is spread
 
 
-def test_each_kind_is_learned_from_runs_of_its_own_and_a_mixed_group_teaches_neither() -> None:
+def test_kinds_are_learned_apart() -> None:
     prior = assumed_variation("cuda")
     steady, mixed = (
         [Run(0.0, 0.0, True), Run(0.002, 0.0, True)],

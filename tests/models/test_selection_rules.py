@@ -31,9 +31,7 @@ _FIELD = st.lists(
 """Gains over the baseline, workers and batches."""
 
 
-def test_a_config_is_simpler_with_fewer_workers_then_a_smaller_batch_then_a_plainer_precision() -> (
-    None
-):
+def test_order_of_simplicity() -> None:
     ordered = [
         TrainingConfig(),
         TrainingConfig(numa_binding="node"),
@@ -55,7 +53,7 @@ def test_a_config_is_simpler_with_fewer_workers_then_a_smaller_batch_then_a_plai
     assert len(set(keys)) == len(keys)
 
 
-def test_a_config_is_simpler_on_fewer_devices_then_with_fewer_workers_of_all_ranks() -> None:
+def test_order_of_simplicity_of_groups() -> None:
     ordered = [
         TrainingConfig(num_workers=9),
         TrainingConfig(strategy="dp", world_size=2, num_workers=1),
@@ -80,7 +78,7 @@ def chosen(
     return choose(candidates, lambda record: exp(gains[record.number]), settled=settled).number
 
 
-def test_the_simplest_within_two_percent_is_chosen_and_the_baseline_before_all() -> None:
+def test_simplest_within_two_percent() -> None:
     field = trials(
         TrainingConfig(),
         TrainingConfig(num_workers=2),
@@ -135,16 +133,12 @@ def test_choosing_keeps_its_promises_in_any_order(
         (1.01, 1.02, 1.04, False),
     ],
 )
-def test_a_larger_batch_must_win_beyond_noise_and_by_enough(
-    low: float, value: float, high: float, is_worth_it: bool | None
-) -> None:
+def test_worth_its_batch(low: float, value: float, high: float, is_worth_it: bool | None) -> None:
     assert worth_its_batch(Interval(value=value, low=low, high=high), 1.05) is is_worth_it
 
 
 @given(st.integers(1, 4096), st.integers(1, 64), st.floats(1.001, 100.0))
-def test_at_the_break_even_samples_are_worth_as_much_less_as_they_come_faster(
-    batch: int, times: int, ratio: float
-) -> None:
+def test_break_even_noise_scale(batch: int, times: int, ratio: float) -> None:
     larger = batch * times
     scale = break_even_noise_scale(batch, larger, ratio)
     assert scale is not None
@@ -155,10 +149,10 @@ def test_at_the_break_even_samples_are_worth_as_much_less_as_they_come_faster(
 
 
 @pytest.mark.parametrize("ratio", [0.5, 1.0])
-def test_a_larger_batch_that_is_no_faster_never_pays(ratio: float) -> None:
+def test_no_break_even_without_a_gain(ratio: float) -> None:
     assert break_even_noise_scale(32, 64, ratio) is None
 
 
-def test_a_batch_that_is_faster_by_more_than_it_is_larger_always_pays() -> None:
+def test_break_even_at_any_noise_scale() -> None:
     assert break_even_noise_scale(32, 64, 2.0) == 0.0
     assert break_even_noise_scale(32, 64, 3.0) == 0.0

@@ -61,18 +61,18 @@ def look(**rates: float) -> list[ConfiguredPoint]:
     ]
 
 
-def test_a_switch_is_idle_where_the_look_has_not_shown_it_to_win() -> None:
+def test_no_effect_without_a_gain() -> None:
     seen = look(in_order=101.0, worker_threads=150.0, fused=90.0)
     assert no_effect_settings(seen, space_of()) == {"in_order", "fused"}
     assert no_effect_settings(look(), space_of()) == frozenset(), "what was not looked at may win"
 
 
-def test_a_switch_that_can_not_be_as_today_is_not_idle() -> None:
+def test_baselines_value_must_be_possible() -> None:
     seen = look(in_order=100.0, worker_threads=100.0, fused=100.0)
     assert no_effect_settings(seen, space_of(in_order=False, worker_threads=[1, 2])) == {"fused"}
 
 
-def test_the_threads_of_workers_are_not_judged_by_a_loader_that_has_the_cores_to_itself() -> None:
+def test_worker_threads_on_a_cpu() -> None:
     space = space_of()
     on_cpu = replace(
         space,
@@ -82,7 +82,7 @@ def test_the_threads_of_workers_are_not_judged_by_a_loader_that_has_the_cores_to
     assert no_effect_settings(look(worker_threads=100.0), on_cpu) == frozenset()
 
 
-def test_what_is_otherwise_than_today_in_an_idle_switch_tells_nothing() -> None:
+def test_changes_no_effect_setting() -> None:
     tried = OWN.model_copy(update={"in_order": False})
     assert changes_no_effect_setting(tried, OWN, {"in_order"})
     assert not changes_no_effect_setting(tried, OWN, {"fused"})
@@ -92,7 +92,7 @@ def test_what_is_otherwise_than_today_in_an_idle_switch_tells_nothing() -> None:
     )
 
 
-def test_switches_that_are_not_believed_to_win_are_put_back_and_those_that_win_stay() -> None:
+def test_unhelpful_switches_are_reset() -> None:
     tried = OWN.model_copy(update={"in_order": False, "worker_threads": 1, "fused": True})
     assert unhelpful_switches(tried, space_of(), model(2.0)) == {
         "worker_threads": None,
@@ -106,6 +106,6 @@ def test_switches_that_are_not_believed_to_win_are_put_back_and_those_that_win_s
     assert unhelpful_switches(OWN, space_of(), model(2.0)) == {}
 
 
-def test_a_value_that_the_space_leaves_out_is_not_put_back() -> None:
+def test_no_reset_outside_the_space() -> None:
     tried = OWN.model_copy(update={"in_order": False})
     assert unhelpful_switches(tried, space_of(in_order=False), model(1.0)) == {}

@@ -59,7 +59,7 @@ def test_where_ddp_is_not_tried_it_has_no_settings(given_space: dict[str, Any]) 
     assert space.group_sizes == ()
 
 
-def test_one_device_and_the_cpu_stay_alone_unless_asked() -> None:
+def test_no_groups_by_default() -> None:
     for environment in (CPU, make_environment(), make_environment(device="mps", device_kind="mps")):
         space = make_space(environment=environment)
         assert ranks_of(space) == ([1], ["single"])
@@ -83,13 +83,13 @@ def test_one_device_and_the_cpu_stay_alone_unless_asked() -> None:
         (NAMED, {"strategy": "ddp"}, ([2, 3], ["ddp"])),
     ],
 )
-def test_one_of_ranks_and_strategy_asks_for_the_other(
+def test_ranks_and_strategies(
     environment: Environment, given_space: dict[str, Any], ranks: tuple[list[Any], list[Any]]
 ) -> None:
     assert ranks_of(make_space(given_space, environment=environment)) == ranks
 
 
-def test_more_ranks_than_devices_are_told_by_the_rule() -> None:
+def test_more_ranks_than_devices() -> None:
     space = make_space({"world_size": [1, 2]}, environment=make_environment())
     assert "world_size=2" in str(compose({"strategy": "ddp", "world_size": 2}, space))
     space = make_space(
@@ -128,20 +128,18 @@ def test_the_baselines_group_lies_in_the_space() -> None:
         (51 * MIB, [50.0, 100.0]),
     ],
 )
-def test_buckets_beyond_the_first_that_holds_all_gradients_are_not_tried(
-    gradient_bytes: int, caps: list[float]
-) -> None:
+def test_bucket_caps(gradient_bytes: int, caps: list[float]) -> None:
     space = make_space(environment=FOUR_DEVICES, gradient_bytes=gradient_bytes)
     assert values(space, "ddp.bucket_cap_mb") == [None, *caps]
 
 
-def test_a_static_graph_is_promised_only_where_nothing_speaks_against_it() -> None:
+def test_static_graph_may_be_impossible() -> None:
     accumulating = make_space({"grad_accum_steps": [2, 4]}, environment=FOUR_DEVICES)
     unused = make_space(environment=FOUR_DEVICES, has_unused_parameters=True)
     assert values(accumulating, "ddp.static_graph") == values(unused, "ddp.static_graph") == [False]
 
 
-def test_unused_parameters_are_looked_for_where_the_probe_has_seen_them() -> None:
+def test_unused_parameters_are_searched() -> None:
     space = make_space(environment=FOUR_DEVICES, has_unused_parameters=True)
     assert values(space, "ddp.find_unused_parameters") == [True]
     config = compose({"strategy": "ddp", "world_size": 2}, space)
@@ -149,7 +147,7 @@ def test_unused_parameters_are_looked_for_where_the_probe_has_seen_them() -> Non
     assert config.ddp == DdpConfig(find_unused_parameters=True)
 
 
-def test_hooks_follow_the_spaces_precisions_and_the_backend() -> None:
+def test_default_hooks() -> None:
     coarse = {"amp_dtype": ["float16", "bfloat16"]}
     assert values(make_space(GROUP, environment=CPU), "ddp.comm_hook") == [None]
     assert values(make_space({**GROUP, **coarse}, environment=CPU), "ddp.comm_hook") == [
@@ -174,7 +172,7 @@ def test_workers_are_those_of_one_rank() -> None:
     assert unsharded.domains["num_workers"] == IntRange(low=0, high=1)
 
 
-def test_batches_reach_down_to_an_equal_share_of_the_baselines() -> None:
+def test_smallest_batch_is_a_ranks_share() -> None:
     eight = make_space(environment=make_environment(device_count=8))
     assert values(eight, "micro_batch_size")[0] == 4
     odd = make_space(
@@ -194,7 +192,7 @@ def test_batches_reach_down_to_an_equal_share_of_the_baselines() -> None:
         ({"is_deterministic": True}, GPU, [False]),
     ],
 )
-def test_cudnns_benchmark_is_tried_where_fixed_shapes_are_convolved(
+def test_default_cudnn_benchmark(
     facts: dict[str, Any], environment: Environment, tried: list[bool]
 ) -> None:
     space = make_space(
@@ -203,7 +201,7 @@ def test_cudnns_benchmark_is_tried_where_fixed_shapes_are_convolved(
     assert values(space, "cudnn_benchmark") == tried
 
 
-def test_todays_benchmark_alone_is_tried_where_no_module_convolves() -> None:
+def test_baselines_cudnn_benchmark() -> None:
     space = make_space(
         baseline=TrainingConfig(cudnn_benchmark=True), environment=GPU, has_fixed_shapes=True
     )
@@ -211,7 +209,7 @@ def test_todays_benchmark_alone_is_tried_where_no_module_convolves() -> None:
 
 
 @pytest.mark.parametrize(("can_fuse", "tried"), [(True, [False, True]), (False, [False])])
-def test_a_fused_optimizer_is_tried_where_torch_has_it(can_fuse: bool, tried: list[bool]) -> None:
+def test_default_fused(can_fuse: bool, tried: list[bool]) -> None:
     space = make_space(optimizer=OptimizerFacts(name="Adam", can_fuse=can_fuse))
     assert values(space, "fused") == tried
 
@@ -231,7 +229,7 @@ def test_a_fused_optimizer_is_tried_where_torch_has_it(can_fuse: bool, tried: li
         ({"compile": True, "compile_mode": ["max-autotune"]}, {}, ["max-autotune"]),
     ],
 )
-def test_cuda_graphs_are_tried_where_the_model_may_be_compiled(
+def test_default_compile_modes(
     given_space: dict[str, Any], today: dict[str, Any], tried: list[str]
 ) -> None:
     baseline = TrainingConfig.model_validate(today)
@@ -254,7 +252,7 @@ def test_cuda_graphs_need_a_gpu_and_fixed_shapes() -> None:
         assert values(space, "compile_mode") == ["default"]
 
 
-def test_a_mode_of_a_model_that_is_not_compiled_is_none() -> None:
+def test_mode_needs_compile() -> None:
     space = make_space({"compile": [False, True]}, has_fixed_shapes=True)
     plain = compose({"compile": False, "compile_mode": "reduce-overhead"}, space)
     assert plain == compose({"compile": False, "compile_mode": "default"}, space)

@@ -35,7 +35,7 @@ def obstacle(config: dict[str, Any], facts: WorkloadFacts, environment: Environm
 # The machine
 
 
-def test_hosts_that_come_and_go_leave_the_fingerprint() -> None:
+def test_fingerprint_ignores_hosts() -> None:
     assert over(FOUR_DEVICES, 3, is_spread=True).fingerprint == FOUR_DEVICES.fingerprint
 
 
@@ -65,7 +65,7 @@ def test_data_parallel_stays_on_one_host() -> None:
     assert re.search(r"^world_size.* 4, .*'dp'", str(refused))
 
 
-def test_a_devices_number_counts_on_a_lone_host_only() -> None:
+def test_named_device_on_a_lone_host() -> None:
     named = make_environment(device="cuda:1", device_count=4)
     assert (rules.most_ranks(named), rules.most_ranks(over(named, 2))) == (3, 8)
 
@@ -74,9 +74,7 @@ def test_a_devices_number_counts_on_a_lone_host_only() -> None:
     ("ranks", "packed", "spread"),
     [(1, 1, 1), (2, 2, 1), (3, 3, 1), (4, 4, 2), (6, 3, 2), (12, 4, 4), (15, 5, 5)],
 )
-def test_ranks_that_share_a_host_follow_from_their_layout(
-    ranks: int, packed: int, spread: int
-) -> None:
+def test_ranks_on_host(ranks: int, packed: int, spread: int) -> None:
     found = [
         rules.ranks_on_host(ranks, over(FOUR_DEVICES, 3, is_spread=is_spread))
         for is_spread in (False, True)
@@ -99,15 +97,13 @@ def test_ranks_that_share_a_host_follow_from_their_layout(
         (8, 128, [1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 128, 256]),
     ],
 )
-def test_whole_hosts_are_tried_beside_every_number_of_devices_of_one(
-    devices: int, hosts: int, sizes: list[int]
-) -> None:
+def test_whole_hosts_are_tried(devices: int, hosts: int, sizes: list[int]) -> None:
     space = make_space(environment=over(make_environment(device_count=devices), hosts), **LONG)
     strategies = ["single", "dp", "ddp"] if devices > 1 else ["single", "ddp"]
     assert ranks_of(space) == (sizes, strategies)
 
 
-def test_no_rank_is_left_without_a_sample_unless_batches_were_listed() -> None:
+def test_each_rank_has_a_sample() -> None:
     environment = over(FOUR_DEVICES, 32)
     kept = make_space(environment=environment, global_batch="keep", **LONG)
     small = make_space(
@@ -139,7 +135,7 @@ def test_ranks_over_three_hosts(
     assert ranks_of(make_space(given_space, environment=over(environment, 3))) == ranks
 
 
-def test_the_baselines_group_over_hosts_lies_in_the_space() -> None:
+def test_baselines_group_over_hosts() -> None:
     baseline = TrainingConfig(strategy="ddp", world_size=6)
     space = make_space(environment=over(FOUR_DEVICES, 3), baseline=baseline)
     assert ranks_of(space)[0] == [1, 2, 3, 4, 6, 8, 12]
@@ -151,9 +147,7 @@ def test_the_baselines_group_over_hosts_lies_in_the_space() -> None:
 @pytest.mark.parametrize(
     ("ranks", "packed", "spread"), [(4, 8, 16), (8, 8, 10), (12, 8, 8)]
 )  # of 32 workers that the ranks on a host share
-def test_workers_are_divided_among_the_ranks_of_a_host(
-    ranks: int, packed: int, spread: int
-) -> None:
+def test_workers_are_divided_among_ranks(ranks: int, packed: int, spread: int) -> None:
     params: dict[str, Any] = {"strategy": "ddp", "world_size": ranks, "num_workers": 32}
     found = []
     for is_spread in (False, True):
@@ -165,7 +159,7 @@ def test_workers_are_divided_among_the_ranks_of_a_host(
     assert found == [packed, spread]
 
 
-def test_the_baselines_workers_are_counted_on_one_host() -> None:
+def test_baselines_workers_count_on_one_host() -> None:
     baseline = TrainingConfig(strategy="ddp", world_size=8, num_workers=16)
     caps = [
         make_space(environment=over(FOUR_DEVICES, hosts), baseline=baseline).workers_cap

@@ -93,7 +93,7 @@ def test_notes(
     assert [*make_space(given_space, environment=environment, baseline=own).notes] == notes
 
 
-def test_a_choice_that_leaves_out_looking_for_unused_parameters_is_kept_and_said() -> None:
+def test_unused_parameters_left_out() -> None:
     ddp = {"find_unused_parameters": False, "static_graph": [False, True]}
     space = make_space({**GROUP, "ddp": ddp}, environment=FOUR_DEVICES, has_unused_parameters=True)
     (note,) = space.notes
@@ -103,7 +103,7 @@ def test_a_choice_that_leaves_out_looking_for_unused_parameters_is_kept_and_said
     assert make_space({**GROUP, "ddp": ddp}, environment=FOUR_DEVICES).notes == ()
 
 
-def test_listed_values_of_the_steps_switches_without_effect_are_said() -> None:
+def test_listed_values_without_effect() -> None:
     listed = {
         "fused": [False, True],
         "cudnn_benchmark": True,

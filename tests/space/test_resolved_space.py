@@ -79,7 +79,7 @@ def _composed(space: ResolvedSpace, most: int = 400) -> list[TrainingConfig]:
 
 
 @pytest.mark.parametrize(("cores", "most"), [(1, 8), (2, 8), (4, 8), (16, 32)])
-def test_workers_go_from_none_to_eight_or_twice_the_cores(cores: int, most: int) -> None:
+def test_default_workers(cores: int, most: int) -> None:
     space = make_space(environment=make_environment(cores=cores))
     assert space.domains["num_workers"] == IntRange(low=0, high=most)
 
@@ -97,21 +97,21 @@ def test_the_default_ranges_are_the_documented_ones() -> None:
     assert set(space.domains) == set(SearchSpace.model_fields) - {"ddp"}
 
 
-def test_batches_grow_to_max_batch_scale_times_the_baselines() -> None:
+def test_max_batch_scale() -> None:
     assert _values(make_space(max_batch_scale=2), "micro_batch_size") == [8, 16, 32, 64]
     odd = _values(make_space(baseline=TrainingConfig(micro_batch_size=48)), "micro_batch_size")
     assert 48 in odd
     assert odd[-1] == 256
 
 
-def test_only_native_precisions_are_tried_by_default() -> None:
+def test_default_precisions_are_native() -> None:
     space = make_space(environment=CPU)
     assert _values(space, "amp_dtype") == ["float32", "bfloat16"]
     assert _values(space, "pin_memory") == [False]
     assert _values(space, "intra_op_threads") == [None, 1, 2]
 
 
-def test_an_unsharded_iterable_gets_one_worker_and_a_note() -> None:
+def test_unsharded_iterable_gets_one_worker() -> None:
     space = make_space(is_iterable=True, is_sharded=False, dataset_length=None)
     assert space.domains["num_workers"] == IntRange(low=0, high=1)
     assert space.notes == (dataset_not_sharded(most_workers=1),)
@@ -122,7 +122,7 @@ def test_an_unsharded_iterable_gets_one_worker_and_a_note() -> None:
     assert explicit.notes == (dataset_not_sharded(most_workers=None),)
 
 
-def test_a_small_dataset_caps_the_batch_where_the_last_one_is_dropped() -> None:
+def test_small_dataset_caps_the_batch() -> None:
     assert _values(make_space(dataset_length=100), "micro_batch_size") == [8, 16, 32, 64]
     assert _values(make_space(dataset_length=5), "micro_batch_size") == [5]
     assert _values(make_space(dataset_length=100, drop_last=False), "micro_batch_size")[-1] == 256
@@ -150,7 +150,7 @@ def test_explicit_choices_override_every_cap() -> None:
     assert {name: getattr(config, name) for name in listed} == listed
 
 
-def test_listed_accumulation_is_reached_and_the_batch_stays_capped() -> None:
+def test_listed_accumulation() -> None:
     space = make_space({"grad_accum_steps": [1, 4]})
     assert {config.grad_accum_steps for config in _composed(space, 10**6)} == {1, 4}
     assert max(config.global_batch_size for config in _composed(space, 10**6)) == 256
@@ -158,7 +158,7 @@ def test_listed_accumulation_is_reached_and_the_batch_stays_capped() -> None:
     assert {config.global_batch_size for config in _composed(beyond, 10**6)} == {64 * 8}
 
 
-def test_a_batch_sampler_of_fixed_size_leaves_one_batch() -> None:
+def test_fixed_batch_sampler_leaves_one_batch() -> None:
     assert _values(make_space(fixed_batch_size=512), "micro_batch_size") == [512]
 
 
@@ -219,7 +219,7 @@ def test_what_is_composed_breaks_no_rule_and_no_cap(
 
 
 @given(_BASELINES)
-def test_keeping_the_batch_always_leaves_a_way_and_never_changes_it(
+def test_keeping_the_batch_leaves_a_way(
     baseline: TrainingConfig,
 ) -> None:
     space = make_space(baseline=baseline, global_batch="keep")
@@ -236,14 +236,14 @@ def test_keeping_the_batch_always_leaves_a_way_and_never_changes_it(
     assert baseline.micro_batch_size in sizes
 
 
-def test_a_kept_batch_refuses_what_does_not_divide_it() -> None:
+def test_kept_batch_must_be_divided() -> None:
     own = TrainingConfig(micro_batch_size=64)
     space = make_space({"micro_batch_size": [24, 32, 64]}, global_batch="keep", baseline=own)
     assert "micro_batch_size=24" in str(compose({"micro_batch_size": 24}, space))
     assert config_of({"micro_batch_size": 32}, space).grad_accum_steps == 2
 
 
-def test_a_value_outside_the_space_is_refused_by_name() -> None:
+def test_value_outside_the_space() -> None:
     assert "num_workers=99" in str(compose({"num_workers": 99}, make_space()))
 
 
@@ -260,7 +260,7 @@ def test_a_contradiction_is_refused_by_its_rule() -> None:
     assert str(compose({"grad_accum_steps": 2}, space)).startswith("ddp.static_graph ")
 
 
-def test_dataparallel_is_never_proposed_with_a_compiled_model() -> None:
+def test_no_dp_with_a_compiled_model() -> None:
     space = make_space({"compile": [False, True], "world_size": [1, 2]}, environment=FOUR_DEVICES)
     assert "dp" in space.domains["strategy"]
     composed = [compose(params, space) for params in _some_combinations(space, Random(0))]
@@ -281,7 +281,7 @@ def test_what_has_no_effect_is_put_to_neutral() -> None:
     )
 
 
-def test_in_order_is_searched_where_listed_and_with_workers() -> None:
+def test_in_order_needs_workers() -> None:
     space = make_space({**_ONE_VALUE_EACH, "num_workers": [0, 2], "in_order": [True, False]})
     found = {(config.num_workers, config.in_order) for config in _composed(space)}
     assert found == {(0, True), (2, True), (2, False)}
@@ -322,7 +322,7 @@ _ONE_VALUE_EACH = {
         {"strategy": "ddp", "world_size": 1, "ddp.static_graph": True, "ddp.bucket_cap_mb": 50.0},
     ],
 )
-def test_one_rank_is_the_same_configuration_by_whatever_name(params: dict[str, Any]) -> None:
+def test_one_rank_is_single(params: dict[str, Any]) -> None:
     space = make_space(environment=FOUR_DEVICES)
     config = compose(params, space)
     assert config == compose({}, space)
@@ -330,7 +330,7 @@ def test_one_rank_is_the_same_configuration_by_whatever_name(params: dict[str, A
     assert (config.strategy, config.world_size, config.ddp) == ("single", 1, None)
 
 
-def test_ddp_settings_reach_the_configuration_and_torchs_own_leave_none() -> None:
+def test_ddp_settings_reach_the_configuration() -> None:
     space = make_space(environment=FOUR_DEVICES)
     group: dict[str, Any] = {"strategy": "ddp", "world_size": 2}
     plain = config_of(group, space)
@@ -341,14 +341,14 @@ def test_ddp_settings_reach_the_configuration_and_torchs_own_leave_none() -> Non
     assert (parallel.strategy, parallel.world_size, parallel.ddp) == ("dp", 2, None)
 
 
-def test_a_setting_is_found_by_the_name_that_it_has_in_a_space() -> None:
+def test_setting_of() -> None:
     group = TrainingConfig(strategy="ddp", world_size=2, ddp=DdpConfig(bucket_cap_mb=50))
     assert (setting_of(group, "world_size"), setting_of(group, "ddp.bucket_cap_mb")) == (2, 50.0)
     assert setting_of(group.model_copy(update={"ddp": None}), "ddp.broadcast_buffers") is True
     assert setting_of(TrainingConfig(), "ddp.broadcast_buffers") is None
 
 
-def test_one_rank_is_refused_where_the_user_has_left_it_out() -> None:
+def test_one_rank_may_be_left_out() -> None:
     space = make_space({"strategy": "ddp", "world_size": [1, 2]}, environment=FOUR_DEVICES)
     assert "'single'" in str(compose({"world_size": 1}, space))
     assert isinstance(compose({"world_size": 2}, space), TrainingConfig)
@@ -359,14 +359,14 @@ def test_one_rank_is_refused_where_the_user_has_left_it_out() -> None:
     assert config.world_size == 1
 
 
-def test_workers_of_all_ranks_stay_within_what_one_process_may_have() -> None:
+def test_workers_of_all_ranks_are_capped() -> None:
     params: dict[str, Any] = {"strategy": "ddp", "world_size": 4, "num_workers": 32}
     shared = config_of(params, make_space(environment=FOUR_DEVICES))
     listed = config_of(params, make_space({"num_workers": [0, 32]}, environment=FOUR_DEVICES))
     assert (shared.num_workers, listed.num_workers) == (8, 32)
 
 
-def test_listed_ranks_raise_the_cap_as_far_as_they_need_it() -> None:
+def test_listed_ranks_raise_the_cap() -> None:
     given_space = {"strategy": "ddp", "world_size": 4, "grad_accum_steps": [8]}
     space = make_space(given_space, environment=FOUR_DEVICES, max_batch_scale=1)
     assert {config.global_batch_size for config in _composed(space, 10_000)} == {8 * 8 * 4}
@@ -382,7 +382,7 @@ def test_a_kept_batch_is_split_over_the_ranks() -> None:
     assert re.search("micro_batch_size=32 .*4 ranks", reason)
 
 
-def test_gradients_are_not_rounded_more_than_computed_unasked() -> None:
+def test_unlisted_hooks_may_not_round() -> None:
     group: dict[str, Any] = {"strategy": "ddp", "world_size": 2, "ddp.comm_hook": "bf16"}
     space = make_space(environment=FOUR_DEVICES)
     assert "ddp.comm_hook=bf16" in str(compose(group, space))
