@@ -262,33 +262,32 @@ def rate_observations(
 
     # Sides alone, each with the doubt that the others leave
     sides = _measured_alone(looks, records)
-    for side, config, ceiling, _ in sides:
-        book.keep(side, config, ceiling)
-    for side, config, ceiling, cpu_s in sides:
-        own_sd = hypot(ceiling.relative_sd or 0.0, book.doubt(side, config, ceiling))
-        seen = side_observation(side, config, ceiling.samples_per_s, device_kind, own_sd)
-        yield replace(seen, cpu_s_per_sample=cpu_s)
+    for look, ceiling in sides:
+        book.keep(look.side, look.config, ceiling)
+    for look, ceiling in sides:
+        doubt = book.doubt(look.side, look.config, ceiling)
+        own_sd = hypot(ceiling.relative_sd or 0.0, doubt)
+        seen = side_observation(look.side, look.config, ceiling.samples_per_s, device_kind, own_sd)
+        yield replace(seen, cpu_s_per_sample=look.point.cpu_s_per_sample)
         launching = host_ceiling_of(ceiling, take_s=None)
         if launching is not None:
-            yield _of_host("launch", config, launching)
+            yield _of_host("launch", look.config, launching)
 
 
 def _measured_alone(
     looks: Sequence[ConfiguredPoint], records: Sequence[TrialRecord]
-) -> list[tuple[Side, TrainingConfig, Ceiling, float | None]]:
-    """Return every ceiling with its CPU seconds per sample; those that curves took over count once."""
-    found = list[tuple[Side, TrainingConfig, Ceiling, float | None]]()
-    for look in looks:
-        if look.point.ceiling is not None:
-            found.append((look.side, look.config, look.point.ceiling, look.point.cpu_s_per_sample))
+) -> list[tuple[ConfiguredPoint, Ceiling]]:
+    """Return every point that has a ceiling, with it; those that curves took over count once."""
+    points = [*looks]
     taken_over = [look.point.ceiling for look in looks if not look.point.changes]
     for record in records:
-        for own in [run.ceilings for run in record.runs if run.ceilings is not None]:
-            for side in SIDES:
-                ceiling: Ceiling | None = getattr(own, side)
-                if ceiling is not None and ceiling not in taken_over:
-                    found.append((side, record.config, ceiling, None))
-    return found
+        for run in record.runs:
+            for side in SIDES if run.ceilings is not None else ():
+                ceiling: Ceiling | None = getattr(run.ceilings, side)
+                if ceiling not in taken_over:
+                    own = CurvePoint(changes={}, ceiling=ceiling)
+                    points.append(ConfiguredPoint(side=side, config=record.config, point=own))
+    return [(one, one.point.ceiling) for one in points if one.point.ceiling is not None]
 
 
 def most_telling(records: Sequence[TrialRecord]) -> Sequence[TrialRecord]:

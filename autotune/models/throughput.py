@@ -513,7 +513,7 @@ class RateModel:
         # What the law expects of the observations with costs at their general prior
         means = np.repeat(mean[:, None], len(self._seen), axis=1)
         expected, _ = law(means, here)
-        kernels, _ = law(means, replace(here, is_launched=np.zeros_like(here.is_launched)))
+        kernels, _ = law(means, replace(here, is_launched=False))
         expected = expected._replace(device=kernels.device)
         observed = np.log([seen.samples_per_s for seen in self._seen])
         kinds = np.array([seen.kind for seen in self._seen])
@@ -568,7 +568,6 @@ class RateModel:
         threads = column(lambda config: config.intra_op_threads or inf)
         threads = np.where(threads < inf, threads, own_cores)
         usual_batch = exp(fmean(log(seen.config.micro_batch_size) for seen in self._seen))
-        everywhere = np.ones(len(configs), dtype=np.bool_)
         return Circumstances(
             has_workers=workers > 0,
             log_processes=np.log(np.maximum(workers, 1)),
@@ -578,9 +577,9 @@ class RateModel:
             is_overlapped=column(lambda config: overlaps(config, environment.device_kind)) == 1,
             # On an accelerator, threads wait for it
             is_crowded=is_cpu & ((threads + workers) * processes > own_cores),
-            is_copied=everywhere & ("copy" in self._kinds),
+            is_copied="copy" in self._kinds,
             is_blocking=("copy" in self._kinds) & (column(lambda config: config.pin_memory) == 0),
-            is_launched=everywhere & ("launch" in self._kinds),
+            is_launched="launch" in self._kinds,
             is_taken=("take" in self._kinds) & (workers > 0),
             busy=np.minimum(busy, own_cores) * processes,
             cores=own_cores * column(lambda config: hosts_of(config, environment)),
@@ -691,22 +690,14 @@ def redundant_among(
 
     def trained(place: int) -> tuple[object, ...]:
         """Return the settings that matter behind an ample loader."""
-        if has_short_copy[place]:
-            return device_key(configs[place]), None
-        return device_key(configs[place]), configs[place].pin_memory
+        pinning = None if has_short_copy[place] else configs[place].pin_memory
+        return device_key(configs[place]), pinning
 
     # Settings of the limiting side that were tried
     places = {config: place for place, config in enumerate(configs)}
-    devices = set[tuple[object, ...]]()
-    loaders = set[tuple[object, ...]]()
-    for config in tried:
-        place = places.get(config)
-        if place is None or config.num_workers == 0:
-            continue
-        if has_ample_loader[place]:
-            devices.add(trained(place))
-        if has_ample_device[place]:
-            loaders.add(_loader_with_threads(config))
+    known = [places[config] for config in tried if config in places and config.num_workers > 0]
+    devices = {trained(place) for place in known if has_ample_loader[place]}
+    loaders = {_loader_with_threads(configs[place]) for place in known if has_ample_device[place]}
 
     # Configurations that have the same settings there
     redundant = _pins_in_vain(configs, forecast, tried)
@@ -779,14 +770,11 @@ def _pins_in_vain(
 
     # Configurations with an untried value, as long as a tried one is equally informative
     are_left = any(config.pin_memory in known and config not in has_run for config in configs)
-    found = np.zeros(len(configs), dtype=np.bool_)
-    for place, config in enumerate(configs):
-        if config.pin_memory in known:
-            continue
-        twin = config.model_copy(update={"pin_memory": not config.pin_memory})
-        if are_left or twin in has_run:
-            found[place] = is_short[place]
-    return found
+    has_twin = [
+        are_left or config.model_copy(update={"pin_memory": not config.pin_memory}) in has_run
+        for config in configs
+    ]
+    return np.asarray(~is_known & is_short & has_twin, dtype=np.bool_)
 
 
 def _sides(forecast: Forecast) -> tuple[Floats, Floats]:

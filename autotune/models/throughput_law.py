@@ -128,11 +128,11 @@ class Circumstances:
     """Loader and device run side by side; otherwise one after the other."""
     is_crowded: NDArray[np.bool_]
     """More threads and workers than cores, on a CPU."""
-    is_copied: NDArray[np.bool_]
+    is_copied: bool
     """Batches are copied to the device, and the time of that is known."""
     is_blocking: NDArray[np.bool_]
     """The host waits for these copies, since they come from pageable memory."""
-    is_launched: NDArray[np.bool_]
+    is_launched: bool
     """A host launches work for an accelerator, and the time of that is known."""
     is_taken: NDArray[np.bool_]
     """Workers load, and the time of taking a ready batch is known."""

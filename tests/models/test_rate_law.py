@@ -37,7 +37,9 @@ def here(
         "cores": 64.0,
         "loader_cpu_s": 0.0,
     }
-    return Circumstances(**{name: np.array([value]) for name, value in (values | changes).items()})
+    values |= changes
+    arrays: dict[str, Any] = {name: np.array([value]) for name, value in values.items()}
+    return Circumstances(**arrays)
 
 
 def rates_of(costs: Costs, where: Circumstances) -> Rates:
