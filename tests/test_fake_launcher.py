@@ -1,4 +1,4 @@
-"""The fake launcher and its cost model where trials have several ranks: what others build their tests on."""
+"""Check the fake launcher and its cost model, also with several ranks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def group(world_size: int, strategy: str = "ddp", **settings: Any) -> TrainingCo
 
 
 def device_rate(config: TrainingConfig) -> float:
-    """The devices' rate together, the exchange of gradients within it, without a loader to wait for."""
+    """Return the devices' throughput together, with the exchange of gradients, without a loader."""
     talk = analytic_cost(config).communication
     assert talk is not None
     return config.global_batch_size / talk.step_s
@@ -176,7 +176,7 @@ def rates_of(points: Iterable[CurvePoint]) -> list[float | None]:
 def curves_of(
     tmp_path: Path, cost: CostModel, *variations: TrainingConfig, limit_bytes: int | None = None
 ) -> Curves:
-    """What a made-up look at the default configuration and its variations shows."""
+    """Return made-up curves of the default configuration and its variations."""
     runner = replace(
         make_search(tmp_path, FakeLauncher(cost)).runner,
         limits=MemoryLimits(limit_bytes=limit_bytes),

@@ -1,4 +1,4 @@
-"""The numbers of a search: one plan's policy reaches what runs, and another plan is not touched."""
+"""Pass the policy of a plan to what runs, and touch no other plan."""
 
 from __future__ import annotations
 

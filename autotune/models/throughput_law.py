@@ -1,4 +1,4 @@
-"""The throughput law: loader, device, copies, host and a whole run, from a few costs. Pure functions.
+"""Compute throughputs by a law: loader, device, copies, host and a whole run, from a few costs. Pure functions.
 
 Comes in: `Circumstances`, the properties of configurations that the law depends on, and a state,
 the logarithm of each cost. Goes out: the logarithms of throughputs, and their derivatives by the

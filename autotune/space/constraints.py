@@ -317,7 +317,7 @@ def _idle(
 def same_behaviour_key(
     config: TrainingConfig, facts: WorkloadFacts, environment: Environment
 ) -> str:
-    """A text that is equal for configurations that behave the same: one's measurement answers for the other."""
+    """Return a text that is equal for configurations that behave the same, so one measurement answers for both."""
     settings = normalised(config.model_dump(exclude={"lr"}), facts, environment)
     settings |= {
         one.name: one.torch_value(config) for one in SETTINGS if one.torch_value is not None

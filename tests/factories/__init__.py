@@ -1,4 +1,4 @@
-"""The one home of test objects: every argument has a plain value, a test names what it is about."""
+"""Make test objects: every argument has a plain value, and a test names what it is about."""
 
 from __future__ import annotations
 

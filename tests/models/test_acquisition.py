@@ -1,4 +1,4 @@
-"""The expected gain is that of many draws; redundant trials and likely failures are recognised."""
+"""Judge the next trial: expected gain, redundancy, likely failures."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def workers(count: int, **settings: object) -> TrainingConfig:
 def are_redundant(
     configs: list[TrainingConfig], tried: list[TrainingConfig], **sides: list[float]
 ) -> list[bool]:
-    """Which configurations are redundant, by the rates of the sides of each."""
+    """Return which configurations are redundant, by the throughput of their sides."""
     ones = np.ones(len(configs))
     sds = {f"{side}_sd": 0.02 * ones for side in ("loader", "device")}
     sds |= {f"{side}_sd": 0.02 * ones * (side in sides) for side in ("copy", "host")}

@@ -1,4 +1,4 @@
-"""What batches of like lengths win: forecast from items' lengths and from batches that were timed by their length."""
+"""Forecast the gain of batches of similar lengths."""
 
 from __future__ import annotations
 

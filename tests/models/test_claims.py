@@ -1,4 +1,4 @@
-"""What is claimed of a gain: shrunk where noise could have made it, hardly at all where it could not."""
+"""Shrink gains that noise could explain, and hardly any other."""
 
 from __future__ import annotations
 

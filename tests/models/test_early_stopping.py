@@ -1,4 +1,4 @@
-"""A trial is stopped where its rate has fallen behind, and nowhere else."""
+"""Stop a trial that has fallen behind, and no other."""
 
 from __future__ import annotations
 

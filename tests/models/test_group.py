@@ -1,4 +1,4 @@
-"""A group's measurement: all samples over the slowest rank's time, and the worst rank's waits and memory."""
+"""Merge ranks: all samples over the slowest rank's time, the worst rank's waits and memory."""
 
 from __future__ import annotations
 

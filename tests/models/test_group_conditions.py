@@ -1,4 +1,4 @@
-"""How the conditions of several devices become one."""
+"""Merge the conditions of several devices."""
 
 from __future__ import annotations
 

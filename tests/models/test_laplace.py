@@ -1,4 +1,4 @@
-"""The most likely state: exact for a linear function, and reached where undamped steps would oscillate."""
+"""Find the most likely state, also where undamped steps would oscillate."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def state(covariances: Floats, posterior: Posterior) -> Floats:
 
 
 def smooth(places: list[float]) -> Floats:
-    """The covariance of a smooth process at some places."""
+    """Return the covariance of a smooth process at some places."""
     apart = np.subtract.outer(places, places)
     covariance: Floats = np.exp(-0.5 * apart**2) + 1e-9 * np.eye(len(places))
     return covariance

@@ -1,4 +1,4 @@
-"""The error of saying "faster" is kept over all looks at all configurations."""
+"""Keep the error of proofs over all interim analyses of all configurations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A leak is told with its slope and its end; a heap that fills, steps of an allocator and noise are not."""
+"""Report leaks, but no heap that fills, steps of an allocator, or noise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines of memory against the micro batch, one for each kind of settings, and the largest batch that ran."""
+"""Fit lines of memory over the micro batch, and note the largest batch that ran."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_workers_do_not_shrink_memory(trial: MakeTrial) -> None:
 
 
 def test_prediction_uses_the_trials_workers(trial: MakeTrial) -> None:
-    """It ran with 8 workers of 30 MiB, the others with none to four."""
+    """Predict a batch with 8 workers of 30 MiB from others with none to four."""
     workers = {32: (0, 4), 64: (0, 2), 128: (0, 4), 512: (8,)}
     ran = [(batch, own) for batch, counts in workers.items() for own in counts]
     records = [

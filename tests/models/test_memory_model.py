@@ -1,4 +1,4 @@
-"""Peaks are forecast as a line in the batch, with the uncertainty that is due before there is one."""
+"""Forecast peaks as a line over the batch, unsure before there is one."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ HALVES: dict[str, Callable[[int], int]] = {
 
 
 def test_half_precisions_may_differ() -> None:
-    """Each adds to what is fixed; a sample takes half as much in the one, three quarters in the other."""
+    """Add to the fixed part in both; a sample takes half as much in one, three quarters in the other."""
     seen = [
         (batch(size, amp_dtype=dtype), peak(size))
         for dtype, peak in HALVES.items()
@@ -215,7 +215,7 @@ def test_chance_to_fit_around_the_limit() -> None:
 
 
 ROOM = line(128)
-"""What a batch of 128 takes, and not a byte more."""
+"""Bytes that a batch of 128 takes, and no more."""
 SEEN_TO_FIT = [(batch(32), line(32)), (batch(128), line(128))]
 
 
@@ -285,7 +285,7 @@ def test_oom_at_an_absurd_batch() -> None:
 
 
 def test_device_alone_in_ram_is_less_sure() -> None:
-    """The process of the curves keeps what earlier points took, and grows faster than a trial's."""
+    """Doubt the curves' process, which keeps what earlier points took."""
     asked, sds = batch(256), []
     for source in ("trial", "alone"):
         peaks = [Peak(batch(size), line(size), source) for size in (32, 64, 128)]

@@ -1,4 +1,4 @@
-"""What counts as an observation of the machine, and how sure each is."""
+"""Choose what to measure, and turn curves and trials into observations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What full rows win: forecast from items' lengths and from batches that were timed by their length."""
+"""Forecast the gain of full rows, from items' lengths and batches timed by their length."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_rows_are_nearly_full() -> None:
 
 
 def test_larger_batch_is_no_gain_of_packing() -> None:
-    """Where a batch costs the same whatever its tokens, rows of more samples would look like a gain."""
+    """Expect no gain if any batch costs the same, though rows hold more samples."""
     found = packed(lambda _: 1.0)
     assert found.device_time == pytest.approx(1.0)
     assert found.device_time_ci[0] < 0.5, "which those have who take it"

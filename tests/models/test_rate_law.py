@@ -1,4 +1,4 @@
-"""The law of a training rate: times that add up, sides that limit each other, and derivatives that are its own."""
+"""Check the throughput law: times that add up, sides that limit each other, derivatives."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def state(**logs: float) -> Costs:
 
 
 def rates(known: Rates) -> tuple[float, float, float]:
-    """Of loader, device and run."""
+    """Return the throughput of loader, device and run."""
     return tuple(float(np.exp(values[0])) for values in known[:3])  # type: ignore[return-value]
 
 
@@ -148,7 +148,7 @@ def test_copies_cost_nothing_without_copies(
 
 
 def hosted(**changes: Any) -> Rates:
-    """Of a host that launches a batch of one sample in 1 s alone, in 1.5 s in a loop, and takes one in 0.5 s."""
+    """Return rates with a host that launches a sample in 1 s alone, in 1.5 s in a loop, and takes one in 0.5 s."""
     costs = state(
         **AMPLE, samples=9.0, launching=0.0, slower=np.log(1.5), taking=np.log(2), copies=np.log(4)
     )

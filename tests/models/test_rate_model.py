@@ -1,4 +1,4 @@
-"""The model of the machine: what it knows where something was seen, and how little where nothing was."""
+"""Forecast throughput: sure near measurements, unsure far from them."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ OBSERVATIONS = st.lists(
     ),
     max_size=6,
 )
-"""Whatever a machine may show, contradictions among it."""
+"""Any measurements, contradictory ones included."""
 
 
 @given(OBSERVATIONS, RATES, st.sampled_from([MANY_CORES, FOUR_GPUS]))
@@ -511,7 +511,7 @@ def copies(rate: float, *, pinned: bool) -> Observation:
 
 
 def seen_without_pinning(run_rate: float) -> list[Observation]:
-    """A loader that limits nothing, a device of 1,000 samples/s, and copies of 2,000, pinned ones of 6,000."""
+    """Observe an ample loader, a device of 1,000 samples/s, copies of 2,000, and pinned ones of 6,000."""
     own = config(8)
     sides = [loader(20_000.0, own, sd=0.02), device(1000.0, own, sd=0.02, cores=1.0)]
     return [

@@ -1,4 +1,4 @@
-"""The throughput model, from curves and three runs, forecasts a queue of random items and steps."""
+"""Forecast a simulated queue of random items and steps, from curves and three runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WARM_UP = 150
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A loader and a device as in queueing theory: random times, batches in order.
+    """Loader and device as in queueing theory: random times, batches in order.
 
     A worker begins its next batch once the loop has taken the one that lies `workers * prefetch`
     before it. Without workers the loop loads and trains in turn.
@@ -31,9 +31,9 @@ class Machine:
     item_s: float
     """Mean seconds of an item; exponentially distributed."""
     batch_s: float
-    """A worker's seconds for any batch, besides its items."""
+    """Seconds of a worker for any batch, besides its items."""
     step_s: float
-    """The device's seconds for any step, besides its samples."""
+    """Seconds of the device for any step, besides its samples."""
     sample_s: float
     step_sd: float = 0.1
     """Standard deviation of the logarithm of a step's time."""

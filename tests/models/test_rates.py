@@ -1,4 +1,4 @@
-"""The rate that a window stands for: free of queued batches, restarts included, with an honest interval."""
+"""Compute the throughput of a window: without queued batches, with restarts, and with its interval."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_chance_fall_of_a_queue() -> None:
 
 
 def test_recorded_launch_bound_loop() -> None:
-    """The plain loop ran right after round 3, for 5 s of an epoch of 19 s: no start of workers falls into it."""
+    """Compare with a plain loop that ran after round 3, for 5 s of an epoch of 19 s, without a restart."""
     recorded = json.loads((_DATA / "launch_bound_h200.json").read_text())
     windows = {name: Window.model_validate(window) for name, window in recorded["windows"].items()}
     for window in windows.values():

@@ -1,4 +1,4 @@
-"""The spread between runs: learned from repeats, and wide enough that another run lies in the interval."""
+"""Learn the run-to-run variation from repeats, and widen intervals by it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_one_block_leaves_the_upper_end_open() -> None:
 
 @pytest.mark.parametrize(("sd", "window_sd"), [(0.015, 0.005), (0.05, 0.01), (0.1, 0.02)])
 def test_interval_covers_another_run(sd: float, window_sd: float) -> None:
-    """The spread is learned from six repeats each time, from a prior that knows nothing of this machine."""
+    """Learn from six repeats each time, with a prior that knows nothing of this machine."""
     random, covered, count = np.random.default_rng(0), 0, 2_000
     for _ in range(count):
         seen = runs(*random.normal(0.0, sqrt(sd**2 + window_sd**2), 7), variance=window_sd**2)

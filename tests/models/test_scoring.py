@@ -1,4 +1,4 @@
-"""A score follows the rate, under the memory limit."""
+"""Score by throughput, within the memory limit."""
 
 from __future__ import annotations
 

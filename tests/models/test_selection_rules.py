@@ -1,4 +1,4 @@
-"""Which configuration is recommended: the simplest of the best, and the baseline where nothing is worth a change."""
+"""Recommend the simplest of the best, and the baseline if nothing is worth a change."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def test_a_half_width_scales_with_the_clock(
 def _ar1(
     random: np.random.Generator, length: int, correlation: float
 ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """A stationary series of unit variance."""
+    """Return a stationary series of unit variance."""
     noise = random.standard_normal(length) * np.sqrt(1 - correlation**2)
     series = np.empty(length)
     series[0] = random.standard_normal()

@@ -29,7 +29,7 @@ def space_of(**given: object) -> ResolvedSpace:
 
 
 def model(out_of_order: float) -> RateModel:
-    """The loader limits; out of order it is so many times as fast, and nothing else changes it."""
+    """Return a model in which the loader limits, and only order changes it, by this factor."""
 
     def seen(
         kind: Literal["run", "device", "loader"], rate: float, sd: float = 0.02, **changes: object
@@ -48,7 +48,7 @@ def model(out_of_order: float) -> RateModel:
 
 
 def look(**rates: float) -> list[ConfiguredPoint]:
-    """A look at the loader as it is, and with one other value of each of these switches."""
+    """Return the loader's points at the baseline, and with another value of each switch."""
     values = {"in_order": False, "worker_threads": 1, "fused": True}
     changes = [({}, 100.0), *(({name: values[name]}, rate) for name, rate in rates.items())]
     return [

@@ -1,4 +1,4 @@
-"""What a search is expected to take keeps to its budget and to what trials have taken; when it has paid for itself."""
+"""Estimate the time of a search by its budget and its trials, and when it has paid off."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from autotune.records.trial import TrialRecord, TrialResult
 from tests.factories import make_measurement, make_record, with_first
 
 A_TRIAL_S = 1.1 * 12.0
-"""A trial of 12 s, and its share of the baseline's further runs."""
+"""Seconds of a trial, with its share of the baseline's further runs."""
 LOOK_S = 8.0
-"""Of the sides, after the baseline."""
+"""Seconds of the curves, after the baseline."""
 SETTLING_S = 4 * 12.0
-"""The runs that decide."""
+"""Seconds of the runs that decide."""
 OPEN_END: dict[str, Any] = {"most_trials": Budget().max_trials, "may_stop_early": True}
 
 
 def asked_for(trials: int) -> dict[str, Any]:
-    """A search of so many trials."""
+    """Return the budget of a number of trials."""
     return {"most_trials": trials, "may_stop_early": False}
 
 
 def make_records(count: int, overhead_s: float = 2.0) -> list[TrialRecord]:
-    """So many trials, each of a window of 10 s and `overhead_s` around it."""
+    """Return trials, each with a window of 10 s and `overhead_s` around it."""
     result = TrialResult(outcome="ok", measurement=make_measurement(), wall_s=10.0 + overhead_s)
     return [make_record(number, result=result) for number in range(count)]
 

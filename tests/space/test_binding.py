@@ -1,4 +1,4 @@
-"""What binding ranks to cores comes to: where it has an effect, what refuses it, and where it is tried by default."""
+"""Bind ranks to cores: its effect, refusals, and defaults."""
 
 from __future__ import annotations
 

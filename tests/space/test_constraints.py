@@ -1,4 +1,4 @@
-"""Each rule between settings, as a reason or None."""
+"""Check each rule between settings, machine and workload."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ def test_fused_needs_torchs_optimizer(
 
 
 def test_cudnn_benchmark_without_convolutions() -> None:
-    """It may call torch's functions that do."""
+    """Keep it, since the model may call torch's functions."""
     settings: dict[str, object] = {"cudnn_benchmark": True, "strategy": "single"}
     assert rules.normalised(settings, make_facts(), make_environment())["cudnn_benchmark"] is True
     assert rules.normalised(settings, make_facts(), CPU)["cudnn_benchmark"] is False

@@ -1,4 +1,4 @@
-"""Default ranges of ranks and of DistributedDataParallel: what a machine and a workload leave to be tried."""
+"""Compute default ranges of ranks, DistributedDataParallel and the step's switches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Some of many numbers, of all sizes."""
+"""Spread a few numbers over many."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A space over several hosts: which ranks are tried, what shares a host's cores, what is said of it."""
+"""Resolve a space over several hosts: ranks, workers, notes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The learning-rate rules, against numbers worked out by hand from the papers."""
+"""Check the learning-rate rules against numbers from the papers."""
 
 from __future__ import annotations
 

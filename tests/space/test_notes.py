@@ -1,4 +1,4 @@
-"""The notes of a space before it is searched."""
+"""Note what is odd in a space before it is searched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings that can't be changed from outside stay as the script has them; who asks for them is told so."""
+"""Fix the settings of a script that can't be changed from outside, and refuse them in a space."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ PLAIN = sorted(name for name in SearchSpace.model_fields if name != "ddp")
 
 
 def reached(script: ScriptFacts, environment: Any = GPU, **space: Any) -> Mapping[str, Domain]:
-    """The user's part of the space, which must be possible."""
+    """Return the user's part of the space, which must be possible."""
     found = within_reach(SearchSpace.model_validate(space).given(), script, environment)
     assert not isinstance(found, str), found
     return found
 
 
 def refused(script: ScriptFacts, **space: Any) -> str:
-    """Why the user's part of the space can't be searched."""
+    """Return why the user's part of the space can't be searched."""
     found = within_reach(SearchSpace.model_validate(space).given(), script, GPU)
     assert isinstance(found, str)
     return found

@@ -1,4 +1,4 @@
-"""The space: parsed once, completed by the documented ranges, and never left by what is composed from it."""
+"""Complete the space by the documented ranges, and compose configurations within it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""With a token budget max_tokens is searched: the samples of a batch follow it, and a kept batch is kept in tokens."""
+"""Search max_tokens in place of the micro batch, which follows it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What workers alone have is tried where the probe saw a reason, and is said where it changes more than the rate."""
+"""Try settings of workers for which the probe saw a reason."""
 
 from __future__ import annotations
 
