@@ -416,7 +416,7 @@ class Ledger:
         late = Counter(run.number for run in self.runs[self._since :])
         return 0 if self._leader is None else min(late[self._leader], late[0])
 
-    def look(self, used: float, *, is_last: bool = False) -> None:
+    def analyze(self, used: float, *, is_last: bool = False) -> None:
         """Analyze the leader, if enough pairs have come since the last interim analysis.
 
         Args:

@@ -210,15 +210,18 @@ def expected_rates(evidence: Evidence, pairs: Sequence[Pair]) -> list[float]:
 def rate_model_of(evidence: Evidence) -> RateModel:
     """Return the throughput model fitted to the curves and the current run."""
     kind = evidence.environment.device_kind
-    looks = list[ConfiguredPoint]()
+    # Curves are measured in one process on one device
+    curves = list[ConfiguredPoint]()
     for side, points in points_by_side(evidence.curves):
-        looks += [_look(evidence, side, point) for point in points]
+        for point in points:
+            config = apply_changes(evidence, point).model_copy(update=rules.SINGLE)
+            curves.append(ConfiguredPoint(side=side, config=config, point=point))
     baseline = TrialRecord(
         number=0,
         config=evidence.config,
         results=(TrialResult(outcome="ok", measurement=evidence.measurement),),
     )
-    seen = list(rate_observations(looks, [baseline], kind))
+    seen = list(rate_observations(curves, [baseline], kind))
 
     # Sides that were not measured at the current settings, from what is known otherwise
     sides: tuple[tuple[Side, float], ...] = (
@@ -226,10 +229,7 @@ def rate_model_of(evidence: Evidence) -> RateModel:
         ("device", device_ceiling(evidence)),
         ("copy", copy_ceilings(evidence).get(evidence.config.pin_memory, inf)),
     )
-    own = {
-        evidence.config,
-        evidence.config.model_copy(update=rules.SINGLE),
-    }  # curves use one device
+    own = {evidence.config, evidence.config.model_copy(update=rules.SINGLE)}
     known = {observation.kind for observation in seen if observation.config in own}
     seen += [
         side_observation(side, evidence.config, rate, kind)
@@ -237,12 +237,6 @@ def rate_model_of(evidence: Evidence) -> RateModel:
         if side not in known and rate < inf
     ]
     return RateModel(seen, evidence.environment, evidence.run_variation)
-
-
-def _look(evidence: Evidence, side: Side, point: CurvePoint) -> ConfiguredPoint:
-    """Return a point with its configuration: curves are measured in one process on one device."""
-    config = apply_changes(evidence, point).model_copy(update=rules.SINGLE)
-    return ConfiguredPoint(side=side, config=config, point=point)
 
 
 # Bucketing: the gain of batches of similar lengths.

@@ -331,7 +331,7 @@ forecast compares with all of them. Our own convention."""
 
 
 def memory_of_trials(
-    looks: Sequence[ConfiguredPoint],
+    curves: Sequence[ConfiguredPoint],
     records: Sequence[TrialRecord],
     limit_bytes: int,
     *,
@@ -344,7 +344,7 @@ def memory_of_trials(
     what it was allowed, not what it needs, and counts as out of memory.
 
     Args:
-        looks: Points of the curves.
+        curves: Points of the curves.
         records: Trials.
         limit_bytes: Limit of the peak memory.
         limit_is_ram: The limit is on RAM, so loader workers are part of the peak.
@@ -352,10 +352,10 @@ def memory_of_trials(
     peaks = list[Peak]()
     no_workers = {"num_workers": 0, **NEUTRAL_WITHOUT_WORKERS}
     source: Literal["alone", "trial"] = "alone" if limit_is_ram else "trial"
-    for look in looks:
-        if look.point.peak_memory_bytes is not None:
-            config = look.config.model_copy(update=no_workers)
-            peaks.append(Peak(config, look.point.peak_memory_bytes, source))
+    for one in curves:
+        if one.point.peak_memory_bytes is not None:
+            config = one.config.model_copy(update=no_workers)
+            peaks.append(Peak(config, one.point.peak_memory_bytes, source))
 
     for record in records:
         measured = _measured_peak(record)

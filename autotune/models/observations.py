@@ -238,7 +238,7 @@ def points_by_side(curves: Curves) -> tuple[tuple[Side, Sequence[CurvePoint]], .
 
 
 def rate_observations(
-    looks: Sequence[ConfiguredPoint], records: Sequence[TrialRecord], device_kind: str
+    curves: Sequence[ConfiguredPoint], records: Sequence[TrialRecord], device_kind: str
 ) -> Iterator[Observation]:
     """Yield an observation for each measured run and each side that was measured alone.
 
@@ -248,7 +248,7 @@ def rate_observations(
     other measurements of its side contradict, is as uncertain as its deviation.
 
     Args:
-        looks: Points of the curves.
+        curves: Points of the curves.
         records: Trials.
         device_kind: Kind of the device.
     """
@@ -261,33 +261,33 @@ def rate_observations(
             book.show(record.config, run.samples_per_s_ci[0])
 
     # Sides alone, each with the doubt that the others leave
-    sides = _measured_alone(looks, records)
-    for look, ceiling in sides:
-        book.keep(look.side, look.config, ceiling)
-    for look, ceiling in sides:
-        doubt = book.doubt(look.side, look.config, ceiling)
+    sides = _measured_alone(curves, records)
+    for one, ceiling in sides:
+        book.keep(one.side, one.config, ceiling)
+    for one, ceiling in sides:
+        doubt = book.doubt(one.side, one.config, ceiling)
         own_sd = hypot(ceiling.relative_sd or 0.0, doubt)
-        seen = side_observation(look.side, look.config, ceiling.samples_per_s, device_kind, own_sd)
-        yield replace(seen, cpu_s_per_sample=look.point.cpu_s_per_sample)
+        seen = side_observation(one.side, one.config, ceiling.samples_per_s, device_kind, own_sd)
+        yield replace(seen, cpu_s_per_sample=one.point.cpu_s_per_sample)
         launching = host_ceiling_of(ceiling, take_s=None)
         if launching is not None:
-            yield _of_host("launch", look.config, launching)
+            yield _of_host("launch", one.config, launching)
 
 
 def _measured_alone(
-    looks: Sequence[ConfiguredPoint], records: Sequence[TrialRecord]
+    curves: Sequence[ConfiguredPoint], records: Sequence[TrialRecord]
 ) -> list[tuple[ConfiguredPoint, Ceiling]]:
     """Return every point that has a ceiling, with it; those that curves took over count once."""
-    points = [*looks]
-    taken_over = [look.point.ceiling for look in looks if not look.point.changes]
+    found = [*curves]
+    taken_over = [one.point.ceiling for one in curves if not one.point.changes]
     for record in records:
         for run in record.runs:
             for side in SIDES if run.ceilings is not None else ():
                 ceiling: Ceiling | None = getattr(run.ceilings, side)
                 if ceiling not in taken_over:
                     own = CurvePoint(changes={}, ceiling=ceiling)
-                    points.append(ConfiguredPoint(side=side, config=record.config, point=own))
-    return [(one, one.point.ceiling) for one in points if one.point.ceiling is not None]
+                    found.append(ConfiguredPoint(side=side, config=record.config, point=own))
+    return [(one, one.point.ceiling) for one in found if one.point.ceiling is not None]
 
 
 def most_telling(records: Sequence[TrialRecord]) -> Sequence[TrialRecord]:

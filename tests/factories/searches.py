@@ -85,7 +85,7 @@ def make_search(
     policy: Policy = POLICY,
     **space: Any,
 ) -> Search:
-    """Return a search before its first trial; `is_kept`: its study is a file. Further keywords are settings of the space."""
+    """Return a search before its first trial, its study a file if `is_kept`; further keywords are settings."""
     folder.mkdir(exist_ok=True)
     resolved = resolve(
         Basis(

@@ -97,7 +97,7 @@ def make_summary(**changes: Any) -> RunSummary:
 
 
 def make_rich_summary(**changes: Any) -> RunSummary:
-    """Return a search whose every part was measured: the loader holds the baseline, the device the recommended settings."""
+    """Return a search whose every part was measured: the loader limits the baseline, the device the winner."""
     readings = (
         BusyReading(fraction=0.33, source=PROFILER_SOURCE),
         BusyReading(fraction=0.52, source=NVML_SOURCE),

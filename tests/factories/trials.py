@@ -70,7 +70,7 @@ def make_trial(
     measurement: Measurement | None = None,
     **result: Any,
 ) -> TrialRecord:
-    """Return a trial by its outcome, scored under LIMIT where it was measured; further keywords are the result's fields."""
+    """Return a trial by its outcome, scored under LIMIT if measured; further keywords are the result's fields."""
     score = None
     if measurement is not None:
         over = outcome == "over_memory"

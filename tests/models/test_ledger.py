@@ -42,7 +42,7 @@ def test_small_gain_is_proven_after_settling() -> None:
     for pair in range(9):
         for number, rate in ((0, 100 + pair % 2), (1, 110 + pair % 2)):
             ledger.add(Run(log(rate), 1e-4, number=number, at_s=100.0 + 5 * pair + number))
-        ledger.look((pair + 1) / 9)
+        ledger.analyze((pair + 1) / 9)
     assert set(ledger.proven) == {1}
 
 
@@ -58,7 +58,7 @@ def test_lucky_leader_is_not_proven() -> None:
     """Twice a lucky candidate, and no faster than the baseline once it was settled on."""
     runs = [(0, 100.0), (1, 140.0), (0, 100.0), (1, 130.0)]
     ledger = ledger_of(*runs, *[(0, 100.0), (1, 101.0)] * 4, settles_after=4)
-    ledger.look(1.0, is_last=True)
+    ledger.analyze(1.0, is_last=True)
     assert ledger.proven == {}
 
 
@@ -69,7 +69,7 @@ def test_second_leader_can_be_proven() -> None:
     for pair in range(4):
         ledger.add(Run(log(100), 1e-4, number=0, at_s=200.0 + pair))
         ledger.add(Run(log(200), 1e-4, number=2, at_s=200.5 + pair))
-    ledger.look(1.0, is_last=True)
+    ledger.analyze(1.0, is_last=True)
     assert set(ledger.proven) == {2}
 
 
@@ -114,6 +114,6 @@ def test_false_proofs_are_rare(sd: float) -> None:
         for pair in range(8):
             ledger.add(draw(0, 45.0 + 5 * pair))
             ledger.add(draw(best, 47.0 + 5 * pair))
-            ledger.look((pair + 1) / 8, is_last=pair == 7)
+            ledger.analyze((pair + 1) / 8, is_last=pair == 7)
         false += bool(ledger.proven)
     assert false <= 8
