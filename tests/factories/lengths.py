@@ -11,20 +11,6 @@ from torch.utils.data import Dataset
 
 from autotune.records.measurement import LengthStep
 
-__all__ = [
-    "LENGTHS",
-    "WIDTHS",
-    "ByBudget",
-    "ByLength",
-    "Sequences",
-    "Tagger",
-    "longest_of_batches",
-    "padded_rows",
-    "rows_with_mask",
-    "tagging_step",
-    "timed_widths",
-]
-
 VOCABULARY = 50
 LENGTHS = [random.Random(number).choice([8, 16, 32, 64]) for number in range(600)]
 WIDTHS = (8, 16, 24, 32, 48, 64)
