@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import tracemalloc
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from math import exp, hypot, log
 from statistics import median
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from autotune.config.environment import Environment
 from autotune.config.training_config import TrainingConfig
 from autotune.models.throughput import Forecast, Observation, RateModel, most_gain
+from autotune.policy import POLICY
 from autotune.records.result import RunVariation
 from tests.factories import CPU, GPU
 
@@ -158,6 +160,15 @@ def test_scatter_is_learned() -> None:
     assert max(one.scatter_sd for one in steady) <= 0.02
     assert median(one.scatter_sd for one in unsteady) >= 0.07
     assert min(one.sd[0] for one in unsteady) > 2 * max(one.sd[0] for one in steady)
+
+
+def test_priors_of_costs_may_vary() -> None:
+    vague = {**POLICY.costs, "samples": replace(POLICY.costs["samples"], level_sd=5.0)}
+    usual, wide = (
+        RateModel([run(1_000, config())], MANY_CORES, STEADY, costs).forecast([config(4)])
+        for costs in (POLICY.costs, vague)
+    )
+    assert wide.device_sd[0] > 2 * usual.device_sd[0]
 
 
 def test_one_run_leaves_others_open() -> None:
