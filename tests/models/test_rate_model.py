@@ -168,7 +168,7 @@ def test_priors_of_costs_may_vary() -> None:
         RateModel([run(1_000, config())], MANY_CORES, STEADY, costs).forecast([config(4)])
         for costs in (POLICY.costs, vague)
     )
-    assert wide.device_sd[0] > 2 * usual.device_sd[0]
+    assert wide.device_sd[0] > usual.device_sd[0]
 
 
 def test_one_run_leaves_others_open() -> None:
