@@ -370,13 +370,11 @@ def memory_of_trials(
             if record.measurement is None and violation is not None:
                 excess = violation
             peaks.append(Peak(record.config, int(limit_bytes * (1 + excess)), "least"))
-    return MemoryModel(observed=_most_telling(peaks), has_workers_in_ram=limit_is_ram)
 
-
-def _most_telling(peaks: list[Peak]) -> list[Peak]:
-    """Return all peaks, or of many the highest, which are nearest to the limit, and the latest, in order."""
+    # Of many peaks the highest, which are nearest to the limit, and the latest
     by_height = sorted(range(len(peaks)), key=lambda place: peaks[place].peak_bytes, reverse=True)
-    return with_latest(peaks, by_height[: _MOST_PEAKS // 2], most=_MOST_PEAKS)
+    observed = with_latest(peaks, by_height[: _MOST_PEAKS // 2], most=_MOST_PEAKS)
+    return MemoryModel(observed=observed, has_workers_in_ram=limit_is_ram)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

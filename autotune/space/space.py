@@ -257,7 +257,9 @@ def compose(params: Mapping[str, SettingValue], space: ResolvedSpace) -> Trainin
         if value not in space.domains[name]:
             return f"{name}={value!r} lies outside the space"
     settings = _settings_of(params, space)
-    reason = _one_rank_left_out(settings, space) or _keep_global_batch(settings, space)
+    if settings["strategy"] not in space.domains["strategy"]:
+        return "one rank is strategy 'single', which lies outside the space; list it too, or more than one rank"
+    reason = _keep_global_batch(settings, space)
     if reason is not None:
         return reason
     try:
@@ -309,12 +311,6 @@ def _settings_of(params: Mapping[str, SettingValue], space: ResolvedSpace) -> di
         share = max(1, space.workers_cap // ranks)
         settings["num_workers"] = min(settings["num_workers"], share)
     return settings
-
-
-def _one_rank_left_out(settings: Mapping[str, Any], space: ResolvedSpace) -> str | None:
-    if settings["strategy"] in space.domains["strategy"]:
-        return None
-    return "one rank is strategy 'single', which lies outside the space; list it too, or more than one rank"
 
 
 def _keep_global_batch(settings: dict[str, Any], space: ResolvedSpace) -> str | None:
