@@ -139,8 +139,8 @@ def most_likely(problem: Problem, start: Floats | None = None) -> Posterior:
 # others, and one point of the device is enough to begin with. Probes and runs observe the costs
 # through the law, linearized around the most likely state. Run-to-run variation is learned too.
 #
-# The standard deviations and lengths state how far settings are expected to change a cost before
-# anything is measured: our own conventions.
+# Priors state how far settings are expected to change a cost before anything is measured: those of
+# single settings stand in settings_table, all others in policy.
 #
 # Source: Rasmussen and Williams 2006, "Gaussian Processes for Machine Learning", chapter 2;
 # additive kernels: Duvenaud et al. 2011, "Additive Gaussian Processes".
