@@ -11,6 +11,7 @@ our own convention: plausible, but not measured.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import log
 
@@ -373,6 +374,48 @@ class WindowRules(FrozenModel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CostPrior:
+    """Prior of the logarithm of a cost in the throughput model; effects of settings: settings_table."""
+
+    mean: float = 0.0
+    """Mean, if the level is not that of the measurements."""
+    if_pinned: float = 0.0
+    """Addition to the mean with pinned memory."""
+    level_sd: float = 1.5
+    """Standard deviation of the level: a factor of 4.5 either way."""
+    interaction_sd: float = 0.0
+    """Standard deviation of the interaction of all settings."""
+    pair_sd: float = 0.0
+    """Standard deviation of the interaction of the first two effects, batch and workers: the more
+    workers share the items, the more the cost of a batch counts for a loader."""
+
+
+_COSTS = {
+    "items": CostPrior(interaction_sd=0.15, pair_sd=0.4),
+    "per_batch": CostPrior(mean=-2.5),
+    "most_workers": CostPrior(level_sd=1.0),
+    "samples": CostPrior(interaction_sd=0.08),
+    "per_micro_batch": CostPrior(mean=-1.0),
+    "per_step": CostPrior(mean=-3.0),
+    "exchange": CostPrior(mean=-2.0, level_sd=1.0),
+    "copies": CostPrior(),
+    # An eighth of a blocking copy is hidden, a quarter of another; user code that copies ahead may
+    # hide all of it
+    "hidden": CostPrior(mean=-2.0, if_pinned=1.0, level_sd=2.5),
+    "launching": CostPrior(interaction_sd=0.05),
+    # 1.0 to 1.8 times as long as alone. Source: docs/gpu.md, an H100's launching in tight loops and
+    # in loops with workers
+    "slower": CostPrior(mean=log(1.2), level_sd=0.25),
+    # With pinning, a thread takes the batches from the workers: 0.11 ms instead of 1.0 ms on an
+    # H200, 0.2 ms instead of 1.6 ms on an H100
+    "taking": CostPrior(if_pinned=log(8)),
+    "softness": CostPrior(mean=log(8), level_sd=1.0),  # two equal sides reach 92 % of either alone
+    "crowding": CostPrior(mean=log(0.01), level_sd=2.0),  # one per cent as a rule
+    "shortfall": CostPrior(level_sd=0.1, interaction_sd=0.08),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """The numbers of a search, grouped by the question that they answer."""
 
@@ -384,6 +427,8 @@ class Policy:
     time: Time = Time()
     ending: Ending = Ending()
     window: WindowRules = field(default_factory=WindowRules)
+    costs: Mapping[str, CostPrior] = field(default_factory=lambda: _COSTS, hash=False)
+    """Priors of the throughput model's costs, see models/throughput_law.COSTS."""
 
 
 POLICY = Policy()

@@ -8,7 +8,7 @@ the report that a rank would write.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import ceil, inf
@@ -62,6 +62,7 @@ from autotune.records.trial import (
     StressFigures,
     TrialResult,
 )
+from autotune.settings_table import Side
 
 __all__ = [
     "CostModel",
@@ -258,11 +259,10 @@ def fake_measurement(
         window = window.model_copy(update={"host_ahead_s": host_ahead_s})
     rate = window_rate(window)
     extras = job.extras
-    ceilings = fake_ceilings(
-        trial,
-        loader=extras.loader_ceiling,
-        device=extras.device_ceiling,
-        copy=extras.copy_ceiling,
+    ceilings = Ceilings(
+        loader=_alone(trial, "loader") if extras.loader_ceiling else None,
+        device=_alone(trial, "device") if extras.device_ceiling else None,
+        copy=_alone(trial, "copy") if extras.copy_ceiling else None,
     )
     has_batches = extras.device_ceiling or extras.breakdown
     measurement = Measurement(
@@ -327,20 +327,18 @@ def _as_group(measurement: Measurement, ranks: int, environment: Environment) ->
     return measurement.model_copy(update={"ranks": figures})
 
 
-def fake_ceilings(trial: FakeTrial, *, loader: bool, device: bool, copy: bool = False) -> Ceilings:
-    """Return the ceilings of the wanted sides; no copy's if the trial has none."""
-    found = dict[str, Ceiling]()
-    if loader:
-        found["loader"] = _ceiling(trial.loader_ceiling or 2 * trial.samples_per_s)
-    if device:
-        on_device = trial.device_ceiling or trial.samples_per_s / max(trial.busy_fraction, 1e-9)
-        ceiling = _ceiling(on_device)
-        if trial.host_ceiling is not None:  # seconds to launch its single batch
-            ceiling = ceiling.model_copy(update={"host_s": on_device / trial.host_ceiling})
-        found["device"] = ceiling
-    if copy and trial.copy_ceiling:
-        found["copy"] = _ceiling(trial.copy_ceiling)
-    return Ceilings(loader=found.get("loader"), device=found.get("device"), copy=found.get("copy"))
+def _alone(trial: FakeTrial, side: Side) -> Ceiling | None:
+    """Return the ceiling of a side; None for a copy's if the trial has none."""
+    if side == "loader":
+        return _ceiling(trial.loader_ceiling or 2 * trial.samples_per_s)
+    if side == "copy":
+        return _ceiling(trial.copy_ceiling) if trial.copy_ceiling else None
+    on_device = trial.device_ceiling or trial.samples_per_s / max(trial.busy_fraction, 1e-9)
+    ceiling = _ceiling(on_device)
+    if trial.host_ceiling is None:
+        return ceiling
+    host_s = on_device / trial.host_ceiling  # seconds to launch its single batch
+    return ceiling.model_copy(update={"host_s": host_s})
 
 
 def _ceiling(samples_per_s: float) -> Ceiling:
@@ -448,8 +446,7 @@ def fake_window(
 # The fake launcher.
 
 
-_UNKNOWN = "the cost model does not say"
-_SETTINGS = {
+_SETTINGS: dict[Side, Iterable[str]] = {
     "loader": {*LOADER_SETTINGS, "micro_batch_size", "max_tokens"},
     "device": DEVICE_SETTINGS,
     "copy": {"pin_memory"},
@@ -560,9 +557,7 @@ class FakeLauncher:
         known = [config for config in (job.config, other) if self.cost(config).copy_ceiling]
         return tuple(self._point("copy", config, job) for config in known)
 
-    def _point(
-        self, side: Literal["loader", "device", "copy"], config: TrainingConfig, job: CurvesJob
-    ) -> CurvePoint:
+    def _point(self, side: Side, config: TrainingConfig, job: CurvesJob) -> CurvePoint:
         """Return a side's point: a known one, else that of the cost model, else the reason why it has none."""
         changed = changed_settings(config, job.config).items()
         changes: dict[str, object] = {
@@ -576,10 +571,9 @@ class FakeLauncher:
         trial = self.cost(config)
         limit = job.process.limit_bytes
         peak = trial.peak_memory_bytes if side == "device" else None
-        is_device_unknown = trial.device_ceiling is None and trial.busy_fraction == 1
-        unknown = {
+        is_unknown = {
             "loader": trial.loader_ceiling is None,
-            "device": is_device_unknown,
+            "device": trial.device_ceiling is None and trial.busy_fraction == 1,
             "copy": False,
         }
         ceiling = None
@@ -590,10 +584,10 @@ class FakeLauncher:
         elif peak is not None and limit is not None and peak > limit:
             peak = None
             reason = "the device ran out of memory"
-        elif unknown[side]:
-            reason = _UNKNOWN
+        elif is_unknown[side]:
+            reason = "the cost model does not say"
         else:
-            ceiling = getattr(fake_ceilings(trial, loader=True, device=True, copy=True), side)
+            ceiling = _alone(trial, side)
         cpu_s = None
         if ceiling is not None:
             cpu_s = {"loader": trial.loader_cpu_s, "device": trial.device_cpu_s}.get(side)

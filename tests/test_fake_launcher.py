@@ -1,8 +1,9 @@
-"""The fake launcher and its cost model where trials have several ranks: what others build their tests on."""
+"""Check the fake launcher and its cost model, also with several ranks."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from autotune.config.training_config import TrainingConfig
 from autotune.launch.launcher import slots_of
 from autotune.policy import WindowRules
 from autotune.records.measurement import MemoryLimits
-from autotune.records.result import Curves
+from autotune.records.result import CurvePoint, Curves
 from autotune.records.trial import TrialRecord
 from autotune.testing import CostModel, FakeLauncher, FakeTrial, analytic_cost, fake_environment
 from tests.factories.searches import make_search
@@ -29,7 +30,7 @@ def group(world_size: int, strategy: str = "ddp", **settings: Any) -> TrainingCo
 
 
 def device_rate(config: TrainingConfig) -> float:
-    """The devices' rate together, the exchange of gradients within it, without a loader to wait for."""
+    """Return the devices' throughput together, with the exchange of gradients, without a loader."""
     talk = analytic_cost(config).communication
     assert talk is not None
     return config.global_batch_size / talk.step_s
@@ -62,7 +63,7 @@ def test_ranks_come_to_less_than_as_many_times_one() -> None:
         assert analytic_cost(group(ranks)).device_ceiling == pytest.approx(ranks * one)
 
 
-def test_the_exchange_depends_on_buckets_hooks_and_accumulation() -> None:
+def test_exchange_time() -> None:
     def exposed(**changes: Any) -> float:
         talk = analytic_cost(group(2, **changes)).communication
         assert talk is not None
@@ -90,10 +91,11 @@ def test_data_parallel_gains_less_than_ddp() -> None:
     assert parallel.device_ceiling is not None
     assert parallel.device_ceiling < device_rate(group(2))
     assert parallel.communication is None
+    assert analytic_cost(group(1)) == analytic_cost(BUSY)
 
 
 @pytest.mark.slow
-def test_a_search_over_two_devices_measures_groups_and_finds_the_second_device_useful(
+def test_search_over_two_devices(
     tmp_path: Path,
 ) -> None:
     launcher = FakeLauncher(environment=fake_environment(device_count=2, cores=16))
@@ -125,16 +127,7 @@ def test_a_search_over_two_devices_measures_groups_and_finds_the_second_device_u
     assert result.best_same_batch.global_batch_size == BUSY.global_batch_size
 
 
-def test_a_group_of_one_is_a_single_process() -> None:
-    assert analytic_cost(group(1)) == analytic_cost(BUSY)
-
-
-def test_the_fake_launcher_is_a_cluster_of_as_many_machines_as_it_is_told() -> None:
-    assert [slots_of(launcher) for launcher in (FakeLauncher(), FakeLauncher(slots=3))] == [1, 3]
-    assert FakeLauncher(slots=3).notes == ()
-
-
-def test_the_fake_launcher_answers_several_threads_at_once(tmp_path: Path) -> None:
+def test_several_threads_at_once(tmp_path: Path) -> None:
     barrier = threading.Barrier(4)
 
     def cost(config: TrainingConfig) -> FakeTrial:
@@ -142,6 +135,7 @@ def test_the_fake_launcher_answers_several_threads_at_once(tmp_path: Path) -> No
         return FakeTrial(samples_per_s=1000.0)
 
     launcher = FakeLauncher(cost, slots=4)
+    assert slots_of(launcher) == 4
     runner = make_search(tmp_path, launcher).runner
 
     def rate(workers: int) -> float:
@@ -175,10 +169,14 @@ def test_a_search_over_several_machines_is_a_search(tmp_path: Path) -> None:
     assert numbers == sorted(set(numbers)) == [trial.number for trial in result.trials]
 
 
+def rates_of(points: Iterable[CurvePoint]) -> list[float | None]:
+    return [None if one.ceiling is None else one.ceiling.samples_per_s for one in points]
+
+
 def curves_of(
     tmp_path: Path, cost: CostModel, *variations: TrainingConfig, limit_bytes: int | None = None
 ) -> Curves:
-    """What a made-up look at the default configuration and its variations shows."""
+    """Return made-up curves of the default configuration and its variations."""
     runner = replace(
         make_search(tmp_path, FakeLauncher(cost)).runner,
         limits=MemoryLimits(limit_bytes=limit_bytes),
@@ -188,7 +186,7 @@ def curves_of(
     return report.curves
 
 
-def test_a_look_has_points_of_the_side_that_a_variation_changes_its_own_first(
+def test_curves_of_changed_sides(
     tmp_path: Path,
 ) -> None:
     found = curves_of(
@@ -196,15 +194,12 @@ def test_a_look_has_points_of_the_side_that_a_variation_changes_its_own_first(
     )
     assert [point.changes for point in found.loader] == [{}, {"num_workers": 4}]
     assert [point.changes for point in found.device] == [{}, {"micro_batch_size": 64}]
-    assert [point.ceiling and point.ceiling.samples_per_s for point in found.loader] == [
-        1000.0,
-        4000.0,
-    ]
+    assert rates_of(found.loader) == [1000.0, 4000.0]
     assert found.device[1].peak_memory_bytes == (512 + 4 * 64) * 2**20
     assert found.loader[1].peak_memory_bytes is None
 
 
-def test_a_look_has_both_kinds_of_copies_where_the_cost_model_knows_any(tmp_path: Path) -> None:
+def test_curves_of_copies(tmp_path: Path) -> None:
     def cost(config: TrainingConfig) -> FakeTrial:
         return replace(analytic_cost(config), copy_ceiling=6000.0 if config.pin_memory else 2000.0)
 
@@ -212,13 +207,10 @@ def test_a_look_has_both_kinds_of_copies_where_the_cost_model_knows_any(tmp_path
     assert curves_of(tmp_path / "unknown", analytic_cost).copy == ()
     own, pinned = curves_of(tmp_path, cost).copy
     assert (own.changes, pinned.changes) == ({}, {"pin_memory": True})
-    assert [point.ceiling and point.ceiling.samples_per_s for point in (own, pinned)] == [
-        2000.0,
-        6000.0,
-    ]
+    assert rates_of((own, pinned)) == [2000.0, 6000.0]
 
 
-def test_a_look_has_no_figures_of_what_would_fail_or_does_not_fit(tmp_path: Path) -> None:
+def test_curves_of_failures(tmp_path: Path) -> None:
     def cost(config: TrainingConfig) -> FakeTrial:
         return (
             FakeTrial(outcome="crashed", reason="no")

@@ -1,4 +1,4 @@
-"""The numbers of a search: one plan's policy reaches what runs, and another plan is not touched."""
+"""Pass the policy of a plan to what runs, and touch no other plan."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autotune.protocol.messages import TrialJob
 from autotune.testing import FakeLauncher
 
 
-def test_a_plans_policy_reaches_the_jobs_of_its_search(tmp_path: Path) -> None:
+def test_policy_reaches_the_jobs(tmp_path: Path) -> None:
     launcher = FakeLauncher()
     plan = parse_plan(
         {

@@ -27,7 +27,7 @@ from autotune.launch.launcher import Launcher
 from autotune.launch.machine import Neighbours
 from autotune.launch.runner import TrialRunner
 from autotune.messages import diagnosis as messages
-from autotune.models.evidence import assumed_variation, with_interval
+from autotune.models.evidence import assumed_variation
 from autotune.note import Note
 from autotune.policy import WindowRules
 from autotune.protocol.disk import monotonic
@@ -169,7 +169,6 @@ def examine(
     spread = assumed_variation(space.environment.device_kind).of(
         [measurement.window.is_held_by_device]
     )
-    measurement = with_interval(measurement, spread)
     evidence = Evidence(
         config=plan.baseline,
         drop_last=space.drop_last,

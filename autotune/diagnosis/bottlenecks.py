@@ -225,7 +225,7 @@ def _copy(evidence: Evidence, share: float) -> Finding:
 
 def _threads(evidence: Evidence, work: float) -> Finding | None:
     """Return CPU oversubscription: computing in the loop is slower than alone; None if it is not."""
-    if work <= 0 or not runs_too_many_threads(evidence, evidence.config):
+    if work <= 0 or not runs_too_many_threads(evidence):
         return None
     rates = [
         point.ceiling.samples_per_s
@@ -237,7 +237,7 @@ def _threads(evidence: Evidence, work: float) -> Finding | None:
     if slowdown < _SLOWED_BY:
         return None
     threads = messages.threads_evidence(
-        threads=threads_of(evidence, evidence.config),
+        threads=threads_of(evidence),
         num_workers=evidence.config.num_workers,
         cores=evidence.environment.cores,
         slowdown=slowdown,

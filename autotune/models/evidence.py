@@ -6,12 +6,12 @@ early, the configuration to recommend. Pure functions over records.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import exp, hypot, inf, log, log1p, sqrt
-from statistics import fmean, median
+from statistics import fmean, median, variance
 
 import numpy as np
 
@@ -63,16 +63,6 @@ class Run:
     """Other processes took part of the machine."""
 
 
-@dataclass(frozen=True, slots=True)
-class SpreadEvidence:
-    """Variance between some runs of the same settings."""
-
-    variance: float
-    degrees_of_freedom: float
-    is_of_device: bool = False
-    """The device set the pace of these runs."""
-
-
 def assumed_variation(device_kind: DeviceKind, prior: Spread = POLICY.spread) -> RunVariation:
     """Return the assumed run-to-run variation, before any repeats.
 
@@ -108,37 +98,18 @@ def run_of(
     # Degrees of freedom of the batch means: a short window's interval is wide by Student's t alone
     blocks = len(measurement.window.blocks)
     batches = blocks if blocks < 2 * BATCH_MEANS else BATCH_MEANS
-    variance = most_sd**2
+    own = most_sd**2
     if batches > 1:
-        variance = min(_variance(half, batches - 1), variance)
+        own = min(_variance(half, batches - 1), own)
 
     load = measurement.host_load
     return Run(
         log(measurement.samples_per_s),
-        variance,
+        own,
         measurement.window.is_held_by_device,
         number=number,
         at_s=at_s,
         is_disturbed=load is not None and load.is_loaded,
-    )
-
-
-def evidence_of(runs: Sequence[Run]) -> SpreadEvidence | None:
-    """Return the variance between runs of the same settings, minus the windows' own; None for a single run.
-
-    Disturbed runs are left out: they are no evidence of the machine's own variation.
-    """
-    slow = outliers_of([run.log_rate for run in runs])
-    runs = [run for place, run in enumerate(runs) if place not in slow and not run.is_disturbed]
-    if len(runs) < 2 or len({run.is_held_by_device for run in runs}) > 1:
-        return None
-
-    # Sample variance, minus the windows' mean variance
-    mean = fmean(run.log_rate for run in runs)
-    variance = sum((run.log_rate - mean) ** 2 for run in runs) / (len(runs) - 1)
-    between = max(variance - fmean(run.variance for run in runs), 0.0)
-    return SpreadEvidence(
-        between, len(runs) - 1, is_of_device=all(run.is_held_by_device for run in runs)
     )
 
 
@@ -148,46 +119,44 @@ def variance_of_a_second(measurement: Measurement) -> float:
     return min(own, _MOST_SECOND_SD**2) * sum(block.seconds for block in measurement.blocks)
 
 
-def learn_variation(prior: RunVariation, evidence: Iterable[SpreadEvidence | None]) -> RunVariation:
+def learn_variation(prior: RunVariation, groups: Iterable[Sequence[Run]]) -> RunVariation:
     """Update the run-to-run variation with repeated runs.
 
+    Disturbed runs are left out: they are no evidence of the machine's own variation. So are groups
+    of which the device limits only some runs.
+
     Args:
         prior: Variation known before.
-        evidence: Variances between runs; None counts for nothing. Those of each kind are pooled by
-            degrees of freedom.
+        groups: Runs of one configuration each. The variances of each kind are pooled by degrees of
+            freedom.
     """
-    known = [piece for piece in evidence if piece is not None]
-    device = prior.device
-    if device is None:
-        return _pooled(prior, known)
-    of_host = [piece for piece in known if not piece.is_of_device]
-    of_device = [piece for piece in known if piece.is_of_device]
-    return _pooled(prior, of_host).model_copy(update={"device": _pooled(device, of_device)})
+    known = defaultdict[bool, list[tuple[int, float]]](list)
+    for group in groups:
+        slow = outliers_of([run.log_rate for run in group])
+        runs = [run for place, run in enumerate(group) if not (run.is_disturbed or place in slow)]
+        kinds = {run.is_held_by_device for run in runs}
+        if len(runs) > 1 and len(kinds) == 1:
+            # Sample variance, minus the windows' mean variance
+            between = variance(run.log_rate for run in runs) - fmean(run.variance for run in runs)
+            is_of_device = prior.device is not None and kinds == {True}
+            known[is_of_device].append((len(runs) - 1, max(between, 0.0)))
+
+    of_host = _pooled(prior, known[False])
+    if prior.device is None:
+        return of_host
+    return of_host.model_copy(update={"device": _pooled(prior.device, known[True])})
 
 
-def _pooled(prior: RunVariation, evidence: Sequence[SpreadEvidence]) -> RunVariation:
-    """Pool variances by their degrees of freedom."""
-    if not evidence:
+def _pooled(prior: RunVariation, known: Sequence[tuple[int, float]]) -> RunVariation:
+    """Pool variances by their degrees of freedom, which stand first."""
+    if not known:
         return prior
-    degrees = prior.degrees_of_freedom + sum(piece.degrees_of_freedom for piece in evidence)
-    squares = prior.degrees_of_freedom * prior.sd**2 + sum(
-        one.degrees_of_freedom * one.variance for one in evidence
+    pieces = [(prior.degrees_of_freedom, prior.sd**2), *known]
+    degrees = sum(own for own, _ in pieces)
+    sd = sqrt(sum(own * square for own, square in pieces) / degrees)
+    return RunVariation(
+        sd=min(max(sd, _LEAST_SD), MOST_SD), degrees_of_freedom=degrees, source="workload"
     )
-    sd = min(max(sqrt(squares / degrees), _LEAST_SD), MOST_SD)
-    return RunVariation(sd=sd, degrees_of_freedom=degrees, source="workload")
-
-
-def variation_of_repeats(
-    prior: RunVariation, groups: Iterable[Sequence[Measurement]]
-) -> RunVariation:
-    """Update the run-to-run variation with groups of runs, each of the same settings.
-
-    Args:
-        prior: Variation known before.
-        groups: Runs of one configuration each.
-    """
-    evidence = [evidence_of([run_of(run) for run in group]) for group in groups]
-    return learn_variation(prior, evidence)
 
 
 def rate_of_runs(runs: Sequence[Measurement], spread: RunVariation) -> Interval:
@@ -197,11 +166,15 @@ def rate_of_runs(runs: Sequence[Measurement], spread: RunVariation) -> Interval:
         runs: Runs of the same settings, at least one.
         spread: Run-to-run variation.
     """
-    if len(runs) == 1:
-        return _rate_of_one(runs[0], spread)
-    mean, variance = _mean_of(runs)
     spread = spread.of(run.window.is_held_by_device for run in runs)
-    half = _half_width(spread, 1 + 1 / len(runs), variance)
+    if len(runs) == 1:
+        (run,) = runs
+        window = with_run_variation(window_rate(run.window), spread)
+        scale = run.samples_per_s / window.value if window.value > 0 else 0.0
+        high = scale * window.high if scale > 0 else inf
+        return Interval(value=run.samples_per_s, low=scale * window.low, high=high)
+    mean, own = _mean_of(runs)
+    half = _half_width(spread, 1 + 1 / len(runs), own)
     return Interval(value=exp(mean), low=exp(mean - half), high=exp(mean + half))
 
 
@@ -233,43 +206,23 @@ def with_run_variation(rate: Interval, spread: RunVariation) -> Interval:
         rate: Throughput of a window, with its own interval.
         spread: Run-to-run variation; on an accelerator that of the run's kind, see `RunSpread.of`.
     """
-    down = _widened(_log_distance(rate.value, rate.low), spread)
-    up = _widened(_log_distance(rate.high, rate.value), spread)
+    down = _log_distance(rate.value, rate.low, spread)
+    up = _log_distance(rate.high, rate.value, spread)
     return Interval(value=rate.value, low=rate.value * exp(-down), high=rate.value * exp(up))
 
 
-def _widened(distance: float, spread: RunVariation) -> float:
-    """Return a log distance with the variation of two runs added."""
-    return distance if distance == inf else _half_width(spread, 2, _variance(distance))
+def _log_distance(high: float, low: float, spread: RunVariation) -> float:
+    """Return the log distance of two ends, with the variation of two runs added; infinite for an open end."""
+    if low <= 0 or high == inf:
+        return inf
+    return _half_width(spread, 2, _variance(log(high / low)))
 
 
 def _mean_of(runs: Sequence[Measurement]) -> tuple[float, float]:
     """Return the mean of the runs' log throughput, and its variance by the windows."""
     known = [run_of(run) for run in runs]
-    variance = sum(run.variance for run in known) / len(known) ** 2
-    return fmean(run.log_rate for run in known), variance
-
-
-def with_interval(measurement: Measurement, spread: RunVariation) -> Measurement:
-    """Return the measurement with the interval that the run-to-run variation gives."""
-    rate = _rate_of_one(measurement, spread)
-    return measurement.model_copy(update={"samples_per_s_ci": (rate.low, rate.high)})
-
-
-def _rate_of_one(measurement: Measurement, spread: RunVariation) -> Interval:
-    rate = with_run_variation(
-        window_rate(measurement.window), spread.of([measurement.window.is_held_by_device])
-    )
-    scale = measurement.samples_per_s / rate.value if rate.value > 0 else 0.0
-    return Interval(
-        value=measurement.samples_per_s,
-        low=scale * rate.low,
-        high=scale * rate.high if scale > 0 else inf,
-    )
-
-
-def _log_distance(high: float, low: float) -> float:
-    return log(high / low) if low > 0 and high < inf else inf
+    own = sum(run.variance for run in known) / len(known) ** 2
+    return fmean(run.log_rate for run in known), own
 
 
 def _variance(distance: float, degrees_of_freedom: int = _WINDOW_DEGREES_OF_FREEDOM) -> float:
@@ -443,7 +396,11 @@ class Ledger:
             return
         if number not in self._order:
             self._order.append(number)
-        self._analyze(number)
+        if self._may_prove(number):
+            self._analyses[number] += 1
+            place = 1 + self._order.index(number)
+            error = self.proof.search_error / (place * (place + 1)) * 0.5 ** self._analyses[number]
+            self._prove(number, error)
 
     def settle(self, number: int) -> None:
         """Settle on a leader: only later runs count for it, so that they can't bias the choice."""
@@ -459,7 +416,7 @@ class Ledger:
         late = Counter(run.number for run in self.runs[self._since :])
         return 0 if self._leader is None else min(late[self._leader], late[0])
 
-    def look(self, used: float, *, is_last: bool = False) -> None:
+    def analyze(self, used: float, *, is_last: bool = False) -> None:
         """Analyze the leader, if enough pairs have come since the last interim analysis.
 
         Args:
@@ -477,14 +434,6 @@ class Ledger:
         self._used = max(used, self._used)
         self._prove(self._leader, error, since=self._since)
 
-    def _analyze(self, number: int) -> None:
-        if not self._may_prove(number):
-            return
-        self._analyses[number] += 1
-        place = 1 + self._order.index(number)
-        error = self.proof.search_error / (place * (place + 1)) * 0.5 ** self._analyses[number]
-        self._prove(number, error)
-
     def _may_prove(self, number: int) -> bool:
         """Return True if both ran twice, and the baseline once after the configuration: slow stretches end."""
         numbers = [run.number for run in self.runs]
@@ -496,9 +445,7 @@ class Ledger:
         if error < 1e-9 or not self._may_prove(number):
             return
         contrast = self.evidence.contrast(number, 0, since=since)
-        if contrast is None:
-            return
-        if contrast.chance_below(0.0) < error:
+        if contrast is not None and contrast.chance_below(0.0) < error:
             self.proven[number] = max(self.proven.get(number, 0.0), contrast.quantile(error))
 
 
@@ -638,9 +585,9 @@ class Evidence:
         if number not in late or other not in late:
             return None
         sds, weights = self._variation(number, other)
-        mean, variance = _posterior_mean(late[number], sds)
-        other_mean, other_variance = _posterior_mean(late[other], sds)
-        sd = np.sqrt(variance + other_variance + _LEAST_VARIANCE)
+        mean, own = _posterior_mean(late[number], sds)
+        other_mean, others = _posterior_mean(late[other], sds)
+        sd = np.sqrt(own + others + _LEAST_VARIANCE)
         return Contrast(weights, mean - other_mean, sd)
 
     def _variation(self, number: int, other: int) -> tuple[Floats, Floats]:
@@ -892,7 +839,7 @@ def break_even_noise_scale(batch: float, larger: float, ratio: float) -> float |
 
 def choose(
     candidates: Sequence[TrialRecord],
-    gains: Mapping[int, float],
+    score: Callable[[TrialRecord], float],
     *,
     settled: int | None = None,
     worthwhile: float = POLICY.proof.worthwhile,
@@ -904,13 +851,12 @@ def choose(
 
     Args:
         candidates: Feasible trials that may be recommended, at least one.
-        gains: By number, the estimated log throughput relative to a common reference, minus the
-            penalty for an idle device.
+        score: Score of a trial.
         settled: Number of the trial that the search has settled on, if any.
         worthwhile: Gains below this share count as none.
     """
-    best = max(gains[record.number] for record in candidates)
-    near = [record for record in candidates if gains[record.number] >= best + log1p(-worthwhile)]
+    least = (1 - worthwhile) * max(map(score, candidates))
+    near = [record for record in candidates if score(record) >= least]
     return min(
         near,
         key=lambda record: (
@@ -919,25 +865,4 @@ def choose(
             simplicity(record.config),
             record.number,
         ),
-    )
-
-
-def simplest_of_the_best(
-    records: Sequence[TrialRecord],
-    score: Callable[[TrialRecord], float],
-    *,
-    worthwhile: float = POLICY.proof.worthwhile,
-) -> TrialRecord:
-    """Return the feasible trial that would be recommended if the scores were exact.
-
-    Args:
-        records: Feasible trials, at least one.
-        score: Score of a trial.
-        worthwhile: Gains below this share count as none.
-    """
-    least = (1 - worthwhile) * max(map(score, records))
-    near = [record for record in records if score(record) >= least]
-    return min(
-        near,
-        key=lambda record: (record.number != 0, simplicity(record.config), record.number),
     )

@@ -104,7 +104,7 @@ def device_cores(evidence: Evidence) -> float:
     ]
     if measured:
         return min(measured) * device_ceiling(evidence)
-    return float(min(threads_of(evidence, evidence.config), evidence.environment.cores))
+    return float(min(threads_of(evidence), evidence.environment.cores))
 
 
 def cores_ceiling(evidence: Evidence) -> float:
@@ -158,14 +158,14 @@ def rate_without(evidence: Evidence, share: float) -> float:
     return max(present, min(present / (1.0 - min(share, _MOST_SAVED_FRACTION)), most))
 
 
-def threads_of(evidence: Evidence, config: TrainingConfig) -> int:
+def threads_of(evidence: Evidence) -> int:
     """Return the threads of one operation on the CPU: set, or chosen by torch in the curves, else one per core."""
-    return config.intra_op_threads or evidence.curves.threads or evidence.environment.cores
+    return evidence.config.intra_op_threads or evidence.curves.threads or evidence.environment.cores
 
 
-def runs_too_many_threads(evidence: Evidence, config: TrainingConfig) -> bool:
+def runs_too_many_threads(evidence: Evidence) -> bool:
     """Return whether a run on the CPU has more threads and workers than cores."""
-    running = threads_of(evidence, config) + config.num_workers
+    running = threads_of(evidence) + evidence.config.num_workers
     environment = evidence.environment
     return environment.device_kind == "cpu" and running > environment.cores
 
@@ -187,7 +187,6 @@ def loader_processes(config: TrainingConfig) -> int:
 # Expected throughput of other settings, by the model that a search proposes with.
 
 
-_SINGLE = {"strategy": "single", "world_size": 1, "ddp": None}
 Pair: TypeAlias = tuple[CurvePoint | None, CurvePoint | None]
 """A point of the loader's curve and one of the device's; None for the current settings."""
 
@@ -211,15 +210,18 @@ def expected_rates(evidence: Evidence, pairs: Sequence[Pair]) -> list[float]:
 def rate_model_of(evidence: Evidence) -> RateModel:
     """Return the throughput model fitted to the curves and the current run."""
     kind = evidence.environment.device_kind
-    looks = list[ConfiguredPoint]()
+    # Curves are measured in one process on one device
+    curves = list[ConfiguredPoint]()
     for side, points in points_by_side(evidence.curves):
-        looks += [_look(evidence, side, point) for point in points]
+        for point in points:
+            config = apply_changes(evidence, point).model_copy(update=rules.SINGLE)
+            curves.append(ConfiguredPoint(side=side, config=config, point=point))
     baseline = TrialRecord(
         number=0,
         config=evidence.config,
         results=(TrialResult(outcome="ok", measurement=evidence.measurement),),
     )
-    seen = list(rate_observations(looks, [baseline], kind))
+    seen = list(rate_observations(curves, [baseline], kind))
 
     # Sides that were not measured at the current settings, from what is known otherwise
     sides: tuple[tuple[Side, float], ...] = (
@@ -227,7 +229,7 @@ def rate_model_of(evidence: Evidence) -> RateModel:
         ("device", device_ceiling(evidence)),
         ("copy", copy_ceilings(evidence).get(evidence.config.pin_memory, inf)),
     )
-    own = {evidence.config, evidence.config.model_copy(update=_SINGLE)}  # curves use one device
+    own = {evidence.config, evidence.config.model_copy(update=rules.SINGLE)}
     known = {observation.kind for observation in seen if observation.config in own}
     seen += [
         side_observation(side, evidence.config, rate, kind)
@@ -235,12 +237,6 @@ def rate_model_of(evidence: Evidence) -> RateModel:
         if side not in known and rate < inf
     ]
     return RateModel(seen, evidence.environment, evidence.run_variation)
-
-
-def _look(evidence: Evidence, side: Side, point: CurvePoint) -> ConfiguredPoint:
-    """Return a point with its configuration: curves are measured in one process on one device."""
-    config = apply_changes(evidence, point).model_copy(update=_SINGLE)
-    return ConfiguredPoint(side=side, config=config, point=point)
 
 
 # Bucketing: the gain of batches of similar lengths.

@@ -8,7 +8,7 @@ largest batch within the limit, and notes on growth. Pure functions.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -21,7 +21,7 @@ import numpy as np
 from autotune.config.training_config import AMP_DTYPES, NEUTRAL_WITHOUT_WORKERS, TrainingConfig
 from autotune.messages.search import largest_batch, memory_growth
 from autotune.models.observations import ConfiguredPoint
-from autotune.models.statistics import Floats, t_95
+from autotune.models.statistics import Floats, t_95, with_latest
 from autotune.note import Note
 from autotune.policy import POLICY
 from autotune.records.measurement import Measurement, MemoryGrowth, MemoryLimits
@@ -115,10 +115,6 @@ def _shared_pages(config: TrainingConfig) -> float:
     return processes / (processes + 1) / config.process_count - 0.5
 
 
-def _denied(value: _Value) -> _Value:
-    return lambda config: not value(config)
-
-
 _OF_SETTINGS = [setting.memory for setting in SETTINGS if setting.memory is not None]
 _TERMS = (
     *(_Term(0.5, 1.0, value) for value in _PRECISIONS),
@@ -154,7 +150,11 @@ _DEMANDS: tuple[_Value, ...] = (
     _held,
     *_GROUPS,
     *(memory.of for memory in _OF_SETTINGS),
-    *(_denied(memory.of) for memory in _OF_SETTINGS if memory.is_either),
+    *(
+        lambda config, memory=memory: not memory.of(config)
+        for memory in _OF_SETTINGS
+        if memory.is_either
+    ),
 )
 """Quantities that memory grows with: no more of any demand means no more memory. Of two layouts, or
 compiled and not, neither is known to need more, so they are opposite demands. cuDNN's benchmark
@@ -331,7 +331,7 @@ forecast compares with all of them. Our own convention."""
 
 
 def memory_of_trials(
-    looks: Sequence[ConfiguredPoint],
+    curves: Sequence[ConfiguredPoint],
     records: Sequence[TrialRecord],
     limit_bytes: int,
     *,
@@ -344,7 +344,7 @@ def memory_of_trials(
     what it was allowed, not what it needs, and counts as out of memory.
 
     Args:
-        looks: Points of the curves.
+        curves: Points of the curves.
         records: Trials.
         limit_bytes: Limit of the peak memory.
         limit_is_ram: The limit is on RAM, so loader workers are part of the peak.
@@ -352,10 +352,10 @@ def memory_of_trials(
     peaks = list[Peak]()
     no_workers = {"num_workers": 0, **NEUTRAL_WITHOUT_WORKERS}
     source: Literal["alone", "trial"] = "alone" if limit_is_ram else "trial"
-    for look in looks:
-        if look.point.peak_memory_bytes is not None:
-            config = look.config.model_copy(update=no_workers)
-            peaks.append(Peak(config, look.point.peak_memory_bytes, source))
+    for one in curves:
+        if one.point.peak_memory_bytes is not None:
+            config = one.config.model_copy(update=no_workers)
+            peaks.append(Peak(config, one.point.peak_memory_bytes, source))
 
     for record in records:
         measured = _measured_peak(record)
@@ -370,18 +370,11 @@ def memory_of_trials(
             if record.measurement is None and violation is not None:
                 excess = violation
             peaks.append(Peak(record.config, int(limit_bytes * (1 + excess)), "least"))
-    return MemoryModel(observed=_most_telling(peaks), has_workers_in_ram=limit_is_ram)
 
-
-def _most_telling(peaks: list[Peak]) -> list[Peak]:
-    """Return all peaks, or of many the highest, which are nearest to the limit, and the latest, in order."""
-    if len(peaks) <= _MOST_PEAKS:
-        return peaks
+    # Of many peaks the highest, which are nearest to the limit, and the latest
     by_height = sorted(range(len(peaks)), key=lambda place: peaks[place].peak_bytes, reverse=True)
-    kept = set(by_height[: _MOST_PEAKS // 2])
-    latest = [place for place in reversed(range(len(peaks))) if place not in kept]
-    kept.update(latest[: _MOST_PEAKS - len(kept)])
-    return [peaks[place] for place in sorted(kept)]
+    observed = with_latest(peaks, by_height[: _MOST_PEAKS // 2], most=_MOST_PEAKS)
+    return MemoryModel(observed=observed, has_workers_in_ram=limit_is_ram)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -448,20 +441,17 @@ def memory_lines(
         limit_is_ram: The limit is on RAM, so loader workers are part of the peak.
     """
     model = memory_of_trials((), records, limit_bytes, limit_is_ram=limit_is_ram)
-    batches = defaultdict[tuple[int, int, str], list[int]](list)
+    measured = defaultdict[tuple[int, int, str], list[TrainingConfig]](list)
     for record in records:
         if _measured_peak(record) is not None:
-            batches[memory_kind(record.config)].append(record.config.micro_batch_size)
+            measured[memory_kind(record.config)].append(record.config)
     lines = list[MemoryLine]()
-    for (precision, world_size, strategy), sizes in sorted(batches.items()):
-        if len(set(sizes)) > 1:
-            kind = {
-                "amp_dtype": AMP_DTYPES[precision],
-                "world_size": world_size,
-                "strategy": strategy,
-            }
-            own = config.model_copy(update=kind)
-            lines.append(MemoryLine(model=model, config=own, batches=tuple(sorted(sizes))))
+    for _, own in sorted(measured.items()):
+        batches = sorted(one.micro_batch_size for one in own)
+        if batches[0] < batches[-1]:
+            kind = {name: getattr(own[0], name) for name in ("amp_dtype", "world_size", "strategy")}
+            line = config.model_copy(update=kind)
+            lines.append(MemoryLine(model=model, config=line, batches=tuple(batches)))
     return tuple(lines)
 
 
@@ -611,10 +601,11 @@ def growth_notes_of(
     numbers: dict[int, Whose] = {0: "baseline"}
     if chosen is not None:
         numbers[chosen.number] = "recommended"
-    notes = list[Note]()
-    for number, whose in numbers.items():
-        notes += growth_notes(runs_of(trials, number), limits, whose)
-    return tuple(notes)
+    return tuple(
+        note
+        for number, whose in numbers.items()
+        for note in growth_notes(runs_of(trials, number), limits, whose)
+    )
 
 
 def growth_notes(
@@ -627,10 +618,10 @@ def growth_notes(
         limits: Memory limits.
         whose: The configuration, for the note.
     """
+    kinds: tuple[Kind, ...] = ("host", "device")
+    series = [_growth_in(runs, kind) for kind in kinds]
     return tuple(
-        _note(run, growth, limits, whose)
-        for run, growth in _typical(runs)
-        if _grows(runs, limits, growth.kind)
+        _note(*known[len(known) // 2], limits, whose) for known in series if _grows(known, limits)
     )
 
 
@@ -643,44 +634,41 @@ def kinds_not_excluded(runs: Sequence[Measurement], limits: MemoryLimits) -> tup
         runs: Runs of one configuration.
         limits: Memory limits.
     """
-    if not runs:
-        return ()
-    typical = {growth.kind: (run, growth) for run, growth in _typical(runs)}
     kinds: tuple[Kind, ...] = ("host",) if limits.limit_is_ram else ("host", "device")
-    return tuple(
-        kind
-        for kind in kinds
-        if kind not in typical
-        or (not _grows(runs, limits, kind) and _may_fill(*typical[kind], limits))
-    )
+    found = list[Kind]()
+    for kind in kinds if runs else ():
+        known = _growth_in(runs, kind)
+        if not known:
+            found.append(kind)
+        elif not _grows(known, limits):
+            run, growth = known[len(known) // 2]
+            if _fills(run, growth, limits, growth.high, _EXCLUDED_FOR_S):
+                found.append(kind)
+    return tuple(found)
 
 
-def _may_fill(run: Measurement, growth: MemoryGrowth, limits: MemoryLimits) -> bool:
-    return growth.high * _EXCLUDED_FOR_S * _batches_per_s(growth) > _left_bytes(run, growth, limits)
+def _growth_in(runs: Sequence[Measurement], kind: Kind) -> list[tuple[Measurement, MemoryGrowth]]:
+    """Return the runs with their growth of one kind, the smallest growth first."""
+    known = [(run, growth) for run in runs for growth in run.growth if growth.kind == kind]
+    return sorted(known, key=lambda one: one[1].bytes_per_batch)
 
 
-def _typical(runs: Sequence[Measurement]) -> Iterator[tuple[Measurement, MemoryGrowth]]:
-    """Yield for each kind the run with the median growth."""
-    kinds: tuple[Kind, ...] = ("host", "device")
-    for kind in kinds:
-        known = sorted(_of_kind(runs, kind), key=lambda one: one[1].bytes_per_batch)
-        if known:
-            yield known[len(known) // 2]
-
-
-def _of_kind(runs: Sequence[Measurement], kind: Kind) -> list[tuple[Measurement, MemoryGrowth]]:
-    return [(run, growth) for run in runs for growth in run.growth if growth.kind == kind]
-
-
-def _grows(runs: Sequence[Measurement], limits: MemoryLimits, kind: Kind) -> bool:
+def _grows(known: Sequence[tuple[Measurement, MemoryGrowth]], limits: MemoryLimits) -> bool:
     """Return whether most runs show growth that would reach the limit soon enough to be reported."""
-    known = _of_kind(runs, kind)
-    showing = 0
-    for run, growth in known:
-        least = growth.low * _TOLD_WITHIN_S * _batches_per_s(growth)
-        if growth.low > 0 and least > _left_bytes(run, growth, limits):
-            showing += 1
+    showing = sum(_fills(*one, limits, one[1].low, _TOLD_WITHIN_S) for one in known)
     return 2 * showing > len(known)
+
+
+def _fills(
+    run: Measurement,
+    growth: MemoryGrowth,
+    limits: MemoryLimits,
+    bytes_per_batch: float,
+    within_s: float,
+) -> bool:
+    """Return whether memory that grows by so much per batch reaches its limit within a time."""
+    growing = bytes_per_batch * within_s * _batches_per_s(growth)
+    return growing > _left_bytes(run, growth, limits)
 
 
 def _note(run: Measurement, growth: MemoryGrowth, limits: MemoryLimits, whose: Whose) -> Note:

@@ -17,14 +17,14 @@ from autotune.config.plan import Choices
 from autotune.config.training_config import LOADER_SETTINGS, NEUTRAL_WITHOUT_WORKERS, TrainingConfig
 from autotune.messages.search import one_side_not_measured
 from autotune.models.evidence import run_of
-from autotune.models.statistics import NORMAL_95, mean_rate
+from autotune.models.statistics import NORMAL_95, mean_rate, with_latest
 from autotune.models.throughput import AMPLE, Observation, RateModel
 from autotune.note import Note
 from autotune.records.ceilings import SIDES, Ceiling, CeilingBook, host_ceiling_of, loader_key
 from autotune.records.result import CurvePoint, Curves
 from autotune.records.trial import TrialRecord
 from autotune.settings_table import SETTINGS, Side
-from autotune.space.constraints import normalised
+from autotune.space.constraints import SINGLE, normalised
 from autotune.space.ranges import spread, whole_numbers
 from autotune.space.scaling import samples_within
 from autotune.space.space import ResolvedSpace
@@ -81,8 +81,7 @@ def changed(space: ResolvedSpace, changes: dict[str, object]) -> TrainingConfig:
         space: The space with its baseline.
         changes: Settings by name.
     """
-    single = {"strategy": "single", "world_size": 1, "ddp": None}
-    settings = {**space.baseline.model_dump(), **single, **changes}
+    settings = {**space.baseline.model_dump(), **SINGLE, **changes}
     budget = changes.get("max_tokens")
     if isinstance(budget, int):
         settings["micro_batch_size"] = samples_within(budget, space.baseline)
@@ -239,7 +238,7 @@ def points_by_side(curves: Curves) -> tuple[tuple[Side, Sequence[CurvePoint]], .
 
 
 def rate_observations(
-    looks: Sequence[ConfiguredPoint], records: Sequence[TrialRecord], device_kind: str
+    curves: Sequence[ConfiguredPoint], records: Sequence[TrialRecord], device_kind: str
 ) -> Iterator[Observation]:
     """Yield an observation for each measured run and each side that was measured alone.
 
@@ -249,7 +248,7 @@ def rate_observations(
     other measurements of its side contradict, is as uncertain as its deviation.
 
     Args:
-        looks: Points of the curves.
+        curves: Points of the curves.
         records: Trials.
         device_kind: Kind of the device.
     """
@@ -262,34 +261,33 @@ def rate_observations(
             book.show(record.config, run.samples_per_s_ci[0])
 
     # Sides alone, each with the doubt that the others leave
-    sides = _measured_alone(looks, records)
-    for side, config, ceiling, _ in sides:
-        book.keep(side, config, ceiling)
-    for side, config, ceiling, cpu_s in sides:
-        own_sd = hypot(ceiling.relative_sd or 0.0, book.doubt(side, config, ceiling))
-        seen = side_observation(side, config, ceiling.samples_per_s, device_kind, own_sd)
-        yield replace(seen, cpu_s_per_sample=cpu_s)
+    sides = _measured_alone(curves, records)
+    for one, ceiling in sides:
+        book.keep(one.side, one.config, ceiling)
+    for one, ceiling in sides:
+        doubt = book.doubt(one.side, one.config, ceiling)
+        own_sd = hypot(ceiling.relative_sd or 0.0, doubt)
+        seen = side_observation(one.side, one.config, ceiling.samples_per_s, device_kind, own_sd)
+        yield replace(seen, cpu_s_per_sample=one.point.cpu_s_per_sample)
         launching = host_ceiling_of(ceiling, take_s=None)
         if launching is not None:
-            yield _of_host("launch", config, launching)
+            yield _of_host("launch", one.config, launching)
 
 
 def _measured_alone(
-    looks: Sequence[ConfiguredPoint], records: Sequence[TrialRecord]
-) -> list[tuple[Side, TrainingConfig, Ceiling, float | None]]:
-    """Return every ceiling with its CPU seconds per sample; those that curves took over count once."""
-    found = list[tuple[Side, TrainingConfig, Ceiling, float | None]]()
-    for look in looks:
-        if look.point.ceiling is not None:
-            found.append((look.side, look.config, look.point.ceiling, look.point.cpu_s_per_sample))
-    taken_over = [look.point.ceiling for look in looks if not look.point.changes]
+    curves: Sequence[ConfiguredPoint], records: Sequence[TrialRecord]
+) -> list[tuple[ConfiguredPoint, Ceiling]]:
+    """Return every point that has a ceiling, with it; those that curves took over count once."""
+    found = [*curves]
+    taken_over = [one.point.ceiling for one in curves if not one.point.changes]
     for record in records:
-        for own in [run.ceilings for run in record.runs if run.ceilings is not None]:
-            for side in SIDES:
-                ceiling: Ceiling | None = getattr(own, side)
-                if ceiling is not None and ceiling not in taken_over:
-                    found.append((side, record.config, ceiling, None))
-    return found
+        for run in record.runs:
+            for side in SIDES if run.ceilings is not None else ():
+                ceiling: Ceiling | None = getattr(run.ceilings, side)
+                if ceiling not in taken_over:
+                    own = CurvePoint(changes={}, ceiling=ceiling)
+                    found.append(ConfiguredPoint(side=side, config=record.config, point=own))
+    return [(one, one.point.ceiling) for one in found if one.point.ceiling is not None]
 
 
 def most_telling(records: Sequence[TrialRecord]) -> Sequence[TrialRecord]:
@@ -297,8 +295,6 @@ def most_telling(records: Sequence[TrialRecord]) -> Sequence[TrialRecord]:
 
     These are the first, the fastest, the fastest of each number of workers, and the latest.
     """
-    if len(records) <= _MOST_TRIALS:
-        return records
     rates = dict[int, float]()
     for place, record in enumerate(records):
         rate = observed_rate(record)
@@ -308,10 +304,9 @@ def most_telling(records: Sequence[TrialRecord]) -> Sequence[TrialRecord]:
     of_workers = dict[int, int]()
     for place in ranked:
         of_workers.setdefault(records[place].config.num_workers, place)
-    kept = {0, *ranked[: _MOST_TRIALS // 2], *list(of_workers.values())[: _MOST_TRIALS // 4]}
-    latest = [place for place in reversed(range(len(records))) if place not in kept]
-    kept.update(latest[: _MOST_TRIALS - len(kept)])
-    return [records[place] for place in sorted(kept)]
+    first = range(len(records))[:1]
+    kept = [*first, *ranked[: _MOST_TRIALS // 2], *list(of_workers.values())[: _MOST_TRIALS // 4]]
+    return with_latest(records, kept, most=_MOST_TRIALS)
 
 
 def side_observation(

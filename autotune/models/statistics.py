@@ -6,11 +6,12 @@ out: an `Interval`, or a `Score`. Pure functions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from math import inf, sqrt
 from statistics import NormalDist, fmean, stdev
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,7 @@ from autotune.records.trial import Score
 # of simulation output".
 
 
+_Item = TypeVar("_Item")
 Floats = NDArray[np.float64]
 """Arrays of the models; each use states the shape."""
 BATCH_MEANS = 10
@@ -65,24 +67,31 @@ def batch_means_half_width(amounts: Sequence[float], seconds: Sequence[float]) -
     Returns:
         Infinite with fewer than two blocks.
     """
-    batches = _joined(amounts, seconds)
-    if len(batches) < 2:
-        return inf
-    elapsed = sum(time for _, time in batches)
-    rate = sum(amount for amount, _ in batches) / elapsed
-    squares = sum((amount - rate * time) ** 2 for amount, time in batches)
-    sd = sqrt(squares / (len(batches) - 1))
-    return t_95(len(batches) - 1) * sd * sqrt(len(batches)) / elapsed
-
-
-def _joined(amounts: Sequence[float], seconds: Sequence[float]) -> list[tuple[float, float]]:
-    """Join blocks into batches, and sum up amounts and seconds of each."""
     count = len(amounts)
-    if count == 0:
-        return []
+    if count < 2:
+        return inf
     batches = count if count < 2 * BATCH_MEANS else BATCH_MEANS
     edges = [round(index * count / batches) for index in range(batches + 1)]
-    return [(sum(amounts[start:stop]), sum(seconds[start:stop])) for start, stop in pairwise(edges)]
+    joined = [
+        (sum(amounts[start:stop]), sum(seconds[start:stop])) for start, stop in pairwise(edges)
+    ]
+    elapsed = sum(seconds)
+    rate = sum(amounts) / elapsed
+    squares = sum((amount - rate * time) ** 2 for amount, time in joined)
+    sd = sqrt(squares / (batches - 1))
+    return t_95(batches - 1) * sd * sqrt(batches) / elapsed
+
+
+def with_latest(items: Sequence[_Item], kept: Iterable[int], *, most: int) -> list[_Item]:
+    """Return all items or, of many, those at some places and the latest, in their order.
+
+    Args:
+        items: The items.
+        kept: Places of the items to keep in any case.
+        most: Most items to return.
+    """
+    latest = reversed(range(len(items)))
+    return [items[place] for place in sorted([*dict.fromkeys([*kept, *latest])][:most])]
 
 
 # The throughput of a window, with the interval by its own blocks.
@@ -245,13 +254,14 @@ def _fallen(blocks: Sequence[Block]) -> float:
     """Return the batches by which the queue has fallen over the blocks; 0 if that may be chance.
 
     A loader slightly slower than training empties a long queue only after the window, without any
-    wait in it.
+    wait in it. The first block counts as the second: workers fill the queue while the probes read
+    at the first edge.
     """
     ready = [block.ready_at_end for block in blocks if block.ready_at_end is not None]
     changes = [after - before for before, after in pairwise(ready)]
     if len(ready) < len(blocks) or not _falls(changes):
         return 0.0
-    return -fmean(changes) * len(blocks)
+    return ready[0] - ready[-1] - changes[0]
 
 
 def _falls(changes: Sequence[float]) -> bool:

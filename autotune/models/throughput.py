@@ -8,8 +8,9 @@ functions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, fields, replace
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 from itertools import chain
 from math import exp, inf, log, prod
@@ -23,9 +24,9 @@ from numpy.typing import NDArray
 
 from autotune.config.environment import Environment
 from autotune.config.training_config import TrainingConfig
-from autotune.models.evidence import assumed_variation
 from autotune.models.statistics import Floats
-from autotune.models.throughput_law import COSTS, USUAL_SOFTNESS, Circumstances, law, rates_of
+from autotune.models.throughput_law import COSTS, Circumstances, Rates, law
+from autotune.policy import POLICY, CostPrior
 from autotune.records.ceilings import device_key, loader_key, overlaps
 from autotune.records.result import RunVariation
 from autotune.records.trial import OUT_OF_MEMORY, TrialRecord
@@ -34,50 +35,14 @@ from autotune.space.constraints import cores_within, hosts_of
 
 # Gaussian processes observed through a nonlinear function: find the most likely state.
 #
-# The maximum of the posterior density minimizes a sum of squares: residuals over their noise, and
-# the whitened state. Gauss-Newton steps find it, each halved until it helps. With a penalty on each
-# unknown, a step factorizes only a matrix of the observations' size (an iterated Kalman update).
+# The state is the prior mean plus the processes' covariance times weights at the observations. The
+# maximum of its posterior density minimizes a sum of squares: residuals over their noise, and the
+# state's distance from its prior mean. Gauss-Newton steps find it, each halved until it helps; a
+# step factorizes only a matrix of the observations' size (an iterated Kalman update).
 #
 # Source: Rasmussen and Williams 2006, "Gaussian Processes for Machine Learning", chapter 3.4
 # (Laplace's approximation); Bell and Cathey 1993, "The iterated Kalman filter update as a Gauss-
 # Newton method".
-
-
-_Residuals = Callable[[Floats], tuple[Floats, Callable[[], Floats]]]
-"""Map unknowns, (unknowns,), to residuals, (observations,), and to a call that returns their
-derivatives, (observations, unknowns), which not every point needs."""
-_LEAST_EIGENVALUE = 1e-6
-"""Share of the largest eigenvalue below which a direction is dropped: its standard deviation is a
-thousandth, less than any measurement resolves. Our own convention."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Factor:
-    """Factor F with few columns, so that F F' has the processes' covariances as diagonal blocks.
-
-    Columns are orthogonal; each has nonzero entries for one process alone.
-    """
-
-    columns: Floats
-    """Nonzero entries of each column, (places, coordinates)."""
-    process: NDArray[np.intp]
-    """Index of each column's process, in ascending order; every process has a column."""
-
-    def of_states(self, coordinates: Floats) -> Floats:
-        """Return F times independent coordinates, (processes, places)."""
-        starts = np.searchsorted(self.process, np.arange(self.process[-1] + 1))
-        return np.asarray(
-            np.add.reduceat(self.columns * coordinates, starts, axis=1).T, dtype=np.float64
-        )
-
-    def weighted(self, slopes: Floats) -> Floats:
-        """Convert derivatives by states, (processes, places), to those by coordinates, (places, coordinates)."""
-        return np.asarray(slopes[self.process].T * self.columns, dtype=np.float64)
-
-    @property
-    def squares(self) -> Floats:
-        """Squared length of each column."""
-        return np.asarray(np.square(self.columns).sum(axis=0), dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,19 +54,18 @@ class Problem:
     """Variances of the observations' noise."""
     prior_mean: Floats
     """Prior mean of the processes at the observations' places, (processes, observations)."""
-    factor: Factor
-    """Factor of the processes' covariances at these places, see `factor_of`."""
+    covariances: Floats
+    """Prior covariances of the processes at these places, (processes, observations, observations)."""
     expect: Callable[[Floats], tuple[Floats, Callable[[], Floats]]]
     """Map a state, (processes, observations), to the expected observations, (observations,), and to
-    a call that returns their derivatives by the state, (processes, observations)."""
+    a call that returns their derivatives by the state, (processes, observations), which not every
+    state needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Posterior:
     """Most likely state, and the posterior linearized around it."""
 
-    whitened: Floats
-    """State minus its prior mean, in independent standard normal coordinates, (coordinates,)."""
     weights: Floats
     """Weights, (processes, observations): the state at any place is its prior mean plus its
     covariance with the observations' places times these."""
@@ -114,92 +78,57 @@ class Posterior:
     """Log marginal likelihood up to a constant; compares noise levels."""
 
 
-def factor_of(covariances: Floats) -> Factor:
-    """Return the factor of processes' covariances, (processes, places, places)."""
-    values, vectors = np.linalg.eigh(covariances)
-    process, kept = np.nonzero(values > _LEAST_EIGENVALUE * values[:, -1:])
-    scaled = vectors * np.sqrt(np.maximum(values, 0.0))[:, None]
-    return Factor(columns=np.ascontiguousarray(scaled[process, :, kept].T), process=process)
-
-
-def most_likely(
-    problem: Problem, start: Posterior | None = None, *, begin: Floats | None = None
-) -> Posterior:
+def most_likely(problem: Problem, start: Floats | None = None) -> Posterior:
     """Return the state that explains the observations best.
 
     Args:
         problem: The observations and their prior.
-        start: Posterior of the same problem with another noise; saves steps.
-        begin: State to start from, (processes, observations). Defaults to the prior mean.
+        start: Weights to start from, (processes, observations). Defaults to the prior mean's, 0.
     """
-    factor = problem.factor
-    sd = np.sqrt(problem.variances)
 
-    def state(whitened: Floats) -> Floats:
-        return problem.prior_mean + factor.of_states(whitened)
+    def covered(jacobian: Floats) -> Floats:
+        """Return the covariance of the observations, linearized."""
+        parts = jacobian[:, :, None] * problem.covariances * jacobian[:, None, :]
+        return np.asarray(parts.sum(axis=0) + np.diag(problem.variances), dtype=np.float64)
 
-    def residuals(whitened: Floats) -> tuple[Floats, Callable[[], Floats]]:
-        expected, slopes = problem.expect(state(whitened))
-        return (expected - problem.observed) / sd, lambda: factor.weighted(slopes()) / sd[:, None]
+    def judge(weights: Floats) -> tuple[float, Floats, Floats, Callable[[], Floats]]:
+        """Return the sum of squares, the residuals, the distance from the prior mean, and the slopes."""
+        moved = np.einsum("pij,pj->pi", problem.covariances, weights)
+        expected, slopes = problem.expect(problem.prior_mean + moved)
+        apart = problem.observed - expected
+        squares = float((apart**2 / problem.variances).sum() + (weights * moved).sum())
+        return squares, apart, moved, slopes
 
-    begun = _coordinates(problem, begin) if start is None else start.whitened
-    whitened = _minimum(residuals, begun)
-
-    # Linearize around the minimum: the covariance of the observations, and the evidence
-    expected, slopes = problem.expect(state(whitened))
-    jacobian = slopes()
-    around = factor.weighted(jacobian)
-    cholesky = np.asarray(
-        np.linalg.cholesky(around @ around.T + np.diag(problem.variances)), dtype=np.float64
-    )
-    misfit = np.square((expected - problem.observed) / sd).sum() + np.square(whitened).sum()
-    return Posterior(
-        whitened=whitened,
-        weights=factor.of_states(whitened / factor.squares),
-        jacobian=jacobian,
-        cholesky=cholesky,
-        log_evidence=-0.5 * float(misfit) - float(np.log(np.diag(cholesky)).sum()),
-    )
-
-
-def _minimum(residuals: _Residuals, start: Floats) -> Floats:
-    """Minimize the sum of squared residuals and squared unknowns, from a start."""
-    here = start
-    apart, slopes_of = residuals(start)
-    squares = apart @ apart + here @ here
+    here = np.zeros_like(problem.prior_mean) if start is None else start
+    squares, apart, moved, slopes = judge(here)
     for _ in range(100):
-        slopes = slopes_of()
-        inner = slopes @ slopes.T + np.eye(len(apart))
-        step = slopes.T @ np.linalg.solve(inner, slopes @ here - apart) - here
+        jacobian = slopes()
+        pull = np.linalg.solve(covered(jacobian), apart + (jacobian * moved).sum(axis=0))
+        step = jacobian * pull - here
 
         # Halve the step until it helps
         before = squares
-        share = 1.0
-        while share >= 1e-3:
+        for share in 0.5 ** np.arange(10):
             there = here + share * step
-            apart_there, slopes_there = residuals(there)
-            squares_there = apart_there @ apart_there + there @ there
-            if squares_there < squares:
+            judged = judge(there)
+            if judged[0] < squares:
                 here = there
-                apart = apart_there
-                slopes_of = slopes_there
-                squares = squares_there
+                squares, apart, moved, slopes = judged
                 break
-            share /= 2
 
         # Stop once a step gains less than a ten-thousandth
         if squares >= (1 - 1e-4) * before:
             break
-    return here
 
-
-def _coordinates(problem: Problem, begin: Floats | None) -> Floats:
-    """Return the whitened coordinates of a state, or of the prior mean if there is none."""
-    factor = problem.factor
-    if begin is None:
-        return np.zeros(len(factor.process))
-    along = factor.weighted(begin - problem.prior_mean).sum(axis=0)
-    return np.asarray(along / factor.squares, dtype=np.float64)
+    # Linearize around the minimum
+    jacobian = slopes()
+    cholesky = np.linalg.cholesky(covered(jacobian))
+    return Posterior(
+        weights=here,
+        jacobian=jacobian,
+        cholesky=np.asarray(cholesky, dtype=np.float64),
+        log_evidence=-0.5 * squares - float(np.log(np.diag(cholesky)).sum()),
+    )
 
 
 # The model of the machine that a search learns.
@@ -210,18 +139,21 @@ def _coordinates(problem: Problem, begin: Floats | None) -> Floats:
 # others, and one point of the device is enough to begin with. Probes and runs observe the costs
 # through the law, linearized around the most likely state. Run-to-run variation is learned too.
 #
-# The standard deviations and lengths state how far settings are expected to change a cost before
-# anything is measured: our own conventions.
+# Priors state how far settings are expected to change a cost before anything is measured: those of
+# single settings stand in settings_table, all others in policy.
 #
 # Source: Rasmussen and Williams 2006, "Gaussian Processes for Machine Learning", chapter 2;
 # additive kernels: Duvenaud et al. 2011, "Additive Gaussian Processes".
 
 
-_KINDS = ("loader", "device", "run", "copy", "launch", "take")
-"""Kinds of observations, in the order of the fields of `Rates`."""
-_LEVEL_SD = 1.5
-"""Prior standard deviation of a side's log level: a factor of 4.5 either way. Our own
-convention."""
+_SIDES = {
+    "loader": "items",
+    "device": "samples",
+    "copy": "copies",
+    "launch": "launching",
+    "take": "taking",
+}
+"""Cost whose level a measurement of each side alone shows."""
 _AT_ONCE = 512
 """Configurations per batch of a forecast, which bounds memory: 512 take 10 MB with two hundred
 observations. Our own convention."""
@@ -293,112 +225,49 @@ class _Effect(NamedTuple):
         return np.asarray(np.exp(-0.5 * (apart / self.length) ** 2), dtype=np.float64)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Process:
-    """Gaussian process over configurations: effects of single settings, and their interactions."""
-
-    effects: tuple[_Effect, ...] = ()
-    mean: float = 0.0
-    mean_of: Callable[[TrainingConfig], float] | None = None
-    """Addition to a configuration's prior mean; None for none."""
-    level_sd: float = _LEVEL_SD
-    interaction_sd: float = 0.0
-    """Standard deviation of the interaction of all settings."""
-    pair_sd: float = 0.0
-    """Standard deviation of the interaction of the first two effects, batch and workers: the more
-    workers share the items, the more the cost of a batch counts for a loader."""
-
-    def covariance(self, left: Floats, right: Floats) -> Floats:
-        """Return the prior covariance of two lists of places, (effects, places) each: (left, right)."""
-        kernels = [
-            effect.kernel(*values)
-            for effect, *values in zip(self.effects, left, right, strict=True)
-        ]
-        total: Floats = np.full((left.shape[1], right.shape[1]), self.level_sd**2)
-        for effect, kernel in zip(self.effects, kernels, strict=True):
-            total += effect.sd**2 * kernel
-        if self.interaction_sd:
-            total += self.interaction_sd**2 * prod(kernels)
-        if self.pair_sd:
-            total += self.pair_sd**2 * kernels[0] * kernels[1]
-        return total
-
-    def variance(self) -> float:
-        """Return the prior variance at any place."""
-        effects = sum(effect.sd**2 for effect in self.effects)
-        return self.level_sd**2 + effects + self.interaction_sd**2 + self.pair_sd**2
-
-
-# The effects of single settings come from settings_table; these numbers are our own conventions too
-_PRIORS = {
-    "items": _Process(interaction_sd=0.15, pair_sd=0.4),
-    "per_batch": _Process(mean=-2.5, level_sd=1.5),
-    "most_workers": _Process(level_sd=1.0),
-    "samples": _Process(interaction_sd=0.08),
-    "per_micro_batch": _Process(mean=-1.0, level_sd=1.5),
-    "per_step": _Process(mean=-3.0, level_sd=1.5),
-    "exchange": _Process(mean=-2.0, level_sd=1.0),
-    "copies": _Process(),
-    "hidden": _Process(
-        # An eighth of a blocking copy is hidden; user code that copies ahead may hide all of it
-        mean=-2.0,
-        mean_of=lambda config: float(config.pin_memory),  # a quarter of a copy that does not block
-        level_sd=2.5,
-    ),
-    "launching": _Process(interaction_sd=0.05),
-    # 1.0 to 1.8 times as long as alone. Source: docs/gpu.md, an H100's launching in tight loops and
-    # in loops with workers
-    "slower": _Process(mean=log(1.2), level_sd=0.25),
-    # With pinning, a thread takes the batches from the workers: 0.11 ms instead of 1.0 ms on an
-    # H200, 0.2 ms instead of 1.6 ms on an H100
-    "taking": _Process(mean_of=lambda config: log(8) * config.pin_memory),
-    "softness": _Process(mean=log(USUAL_SOFTNESS), level_sd=1.0),
-    "crowding": _Process(mean=log(0.01), level_sd=2.0),  # one per cent as a rule
-    "shortfall": _Process(level_sd=0.1, interaction_sd=0.08),
-}
-
-
-def _effects_on(cost: str) -> tuple[_Effect, ...]:
-    """Return the effects of all settings on a cost, from the settings table."""
-    return tuple(
+_EFFECTS = {
+    cost: tuple(
         _Effect(effect.of or attrgetter(setting.name), effect.sds[cost], effect.length)
         for setting in SETTINGS
         for effect in setting.effects
         if cost in effect.sds
     )
+    for cost in COSTS
+}
+"""Effects of all settings on each cost, from the settings table."""
 
 
-_PROCESSES = tuple(replace(_PRIORS[cost], effects=_effects_on(cost)) for cost in COSTS)
+def _covariance(cost: str, prior: CostPrior, left: Floats, right: Floats) -> Floats:
+    """Return a cost's prior covariance of two lists of places, (effects, places) each: (left, right)."""
+    kernels = [
+        effect.kernel(*values) for effect, *values in zip(_EFFECTS[cost], left, right, strict=True)
+    ]
+    total: Floats = np.full((left.shape[1], right.shape[1]), prior.level_sd**2)
+    for effect, kernel in zip(_EFFECTS[cost], kernels, strict=True):
+        total += effect.sd**2 * kernel
+    if prior.interaction_sd:
+        total += prior.interaction_sd**2 * prod(kernels)
+    if prior.pair_sd:
+        total += prior.pair_sd**2 * kernels[0] * kernels[1]
+    return total
 
 
 def _places(configs: Sequence[TrainingConfig]) -> list[Floats]:
-    """Return the values of each process's effects, (effects, configs)."""
+    """Return the values of each cost's effects, (effects, configs)."""
     table = np.array([_values(config) for config in configs], dtype=np.float64).T
-    starts = np.cumsum([len(process.effects) for process in _PROCESSES])
-    return np.split(table, starts[:-1])
+    return np.split(table, np.cumsum([len(_EFFECTS[cost]) for cost in COSTS])[:-1])
 
 
 @lru_cache(maxsize=8192)
 def _values(config: TrainingConfig) -> tuple[float, ...]:
-    """Return the values of all processes' effects. Cached: a proposal repeats thousands of configurations."""
+    """Return the values of all costs' effects. Cached: a proposal repeats thousands of configurations."""
     values = list[float]()
-    for process in _PROCESSES:
-        for effect in process.effects:
-            value = effect.value(config)
-            if not isinstance(value, float):  # a category gets a number of its own
-                value = float(crc32(repr(value).encode()))
-            values.append(value)
+    for effect in chain.from_iterable(_EFFECTS.values()):
+        value = effect.value(config)
+        if not isinstance(value, float):  # a category gets a number of its own
+            value = float(crc32(repr(value).encode()))
+        values.append(value)
     return tuple(values)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Start:
-    """Result of an earlier fit."""
-
-    factor: float
-    """Scatter relative to the learned variation, one of `_SCATTERS`."""
-    state: Floats
-    """State of the processes at the observations' places, (processes, observations)."""
 
 
 @dataclass(frozen=True)
@@ -407,25 +276,27 @@ class RateModel:
 
     observations: Sequence[Observation]
     environment: Environment
-    learned_variation: RunVariation | None = None
-    """Learned run-to-run variation, the prior of the scatter; None: the usual one on such a
-    device."""
-    start: _Start | None = None
-    """Earlier fit to start from; None: none."""
+    learned_variation: RunVariation
+    """Learned run-to-run variation, the prior of the scatter."""
+    priors: Mapping[str, CostPrior] = field(default_factory=lambda: POLICY.costs)
+    """Priors of the costs."""
+    start: tuple[float, Mapping[Observation, Floats]] | None = None
+    """Scatter and weights of an earlier fit to start from; None: none."""
 
     def with_observations(
-        self, observations: Sequence[Observation], learned_variation: RunVariation | None
+        self, observations: Sequence[Observation], learned_variation: RunVariation
     ) -> RateModel:
         """Return the model of more observations.
 
         With many observations its fit starts where this one's ended.
         """
-        model = RateModel(observations, self.environment, learned_variation)
-        if min(len(observations), len(self.observations)) < _WARM_FROM:
-            return model
-        configs = [seen.config for seen in model._seen]
-        state, _ = self._state(configs, *self._believing(()))
-        return replace(model, start=_Start(factor=self._fit[0], state=state))
+        start = None
+        if min(len(observations), len(self.observations)) >= _WARM_FROM:
+            factor, posterior = self._fit
+            start = factor, dict(zip(self._seen, posterior.weights.T, strict=True))
+        return replace(
+            self, observations=observations, learned_variation=learned_variation, start=start
+        )
 
     def forecast(
         self, configs: Sequence[TrainingConfig], running: Sequence[TrainingConfig] = ()
@@ -448,7 +319,9 @@ class RateModel:
             self._forecast(configs[begin : begin + _AT_ONCE], *known)
             for begin in range(0, len(configs), _AT_ONCE)
         ]
-        return parts[0] if len(parts) == 1 else _joined(parts)
+        names = [one.name for one in fields(Forecast) if one.name != "scatter_sd"]
+        joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+        return Forecast(**joined, scatter_sd=self._scatter_sd)
 
     def _forecast(
         self,
@@ -462,9 +335,10 @@ class RateModel:
 
         # Propagate the state's uncertainty through the law's slopes
         informed = cross_covariance * posterior.jacobian[:, None, :]
+        variances = self._covariance(configs[:1], configs[:1])[:, 0, 0]  # the same everywhere
         of = slopes()
         loader_sd, device_sd, sd, copy_sd, host_sd = (
-            _sd(slope, informed, posterior.cholesky)
+            _sd(slope, variances, informed, posterior.cholesky)
             for slope in (of.loader, of.device, of.run, of.copy, of.host)
         )
         return Forecast(
@@ -524,11 +398,6 @@ class RateModel:
         return self._prior_means(configs) + moved, covariance
 
     @cached_property
-    def _spread(self) -> RunVariation:
-        """Prior run-to-run variation."""
-        return self.learned_variation or assumed_variation(self.environment.device_kind)
-
-    @cached_property
     def _seen(self) -> list[Observation]:
         """Observations in a fixed order: with several optima, the fit depends on the order."""
         return sorted(self.observations, key=repr)
@@ -538,7 +407,7 @@ class RateModel:
         """Standard deviation between repeated runs, of the log throughput."""
         factor, _ = self._fit
         are_steady = [seen.is_steady for seen in self._seen if seen.kind == "run"]
-        return factor * self._spread.of(are_steady).sd
+        return factor * self.learned_variation.of(are_steady).sd
 
     @cached_property
     def _fit(self) -> tuple[float, Posterior]:
@@ -550,7 +419,7 @@ class RateModel:
         """
         configs = [observation.config for observation in self._seen]
         here = self._circumstances(configs)
-        kinds = np.array([_KINDS.index(seen.kind) for seen in self._seen])
+        kinds = np.array([Rates._fields.index(seen.kind) for seen in self._seen])
         places = np.arange(len(configs))
 
         def expect(state: Floats) -> tuple[Floats, Callable[[], Floats]]:
@@ -558,72 +427,77 @@ class RateModel:
             return np.stack(rates)[kinds, places], lambda: np.stack(slopes())[kinds, :, places].T
 
         problem = Problem(
-            observed=np.array([log(observation.samples_per_s) for observation in self._seen]),
-            variances=np.array([observation.relative_sd**2 for observation in self._seen]),
+            observed=np.log([seen.samples_per_s for seen in self._seen]),
+            variances=np.array([seen.relative_sd**2 for seen in self._seen]),
             prior_mean=self._prior_means(configs),
-            factor=factor_of(self._covariance(configs, configs)),
+            covariances=self._covariance(configs, configs),
             expect=expect,
         )
 
+        # Start at the prior mean or, where it helps, with a large cost of oversubscription: no step
+        # gets there from a small one. After an earlier fit, start there, with scatters near its own
+        nothing = np.zeros(len(COSTS))
+        factors: Sequence[float] = _SCATTERS
+        starts = [np.zeros_like(problem.prior_mean)]
+        if self.start is not None:
+            place = _SCATTERS.index(self.start[0])
+            factors = _SCATTERS[max(0, place - 1) : place + 2]
+            starts = [np.array([self.start[1].get(seen, nothing) for seen in self._seen]).T]
+        elif (here.is_crowded & (kinds == Rates._fields.index("run"))).any():
+            row = COSTS.index("crowding")
+            crowded = np.zeros_like(problem.prior_mean)
+            crowded[row] = -problem.prior_mean[row] / problem.covariances[row].sum(axis=1)
+            starts.append(crowded)
+
         # Fit with each scatter, from the largest on; each fit starts the next
         fits = list[tuple[float, Posterior]]()
-        spreads = np.array([self._spread.of([seen.is_steady]).sd for seen in self._seen])
-        may_be_crowded = (here.is_crowded & (kinds == _KINDS.index("run"))).any()
-        for factor in self._factors:
+        spreads = np.array([self.learned_variation.of([seen.is_steady]).sd for seen in self._seen])
+        for factor in factors:
             scattered = replace(problem, variances=problem.variances + (factor * spreads) ** 2)
-            begin = None if self.start is None else self.start.state
-            starts = [most_likely(scattered, start=fits[-1][1] if fits else None, begin=begin)]
-            if not fits and self.start is None and may_be_crowded:
-                starts.append(most_likely(scattered, begin=_with_crowding(problem.prior_mean)))
-            fits.append((factor, max(starts, key=lambda fit: fit.log_evidence)))
-        return max(fits, key=lambda fit: fit[1].log_evidence + self._log_prior(fit[0]))
+            tried = [most_likely(scattered, start) for start in starts]
+            best = max(tried, key=lambda fit: fit.log_evidence)
+            fits.append((factor, best))
+            starts = [best.weights]
 
-    @property
-    def _factors(self) -> Sequence[float]:
-        """Scatters to try: after an earlier fit, its own and the two next to it."""
-        if self.start is None:
-            return _SCATTERS
-        place = _SCATTERS.index(self.start.factor)
-        return _SCATTERS[max(0, place - 1) : place + 2]
-
-    def _log_prior(self, factor: float) -> float:
-        """Return the log prior density of a scatter, on the log scale."""
-        return -self._spread.degrees_of_freedom * (log(factor) + 0.5 / factor**2)
+        # The log prior density of a scatter is that of the variation, on the log scale
+        degrees = self.learned_variation.degrees_of_freedom
+        return max(
+            fits, key=lambda fit: fit[1].log_evidence - degrees * (log(fit[0]) + 0.5 / fit[0] ** 2)
+        )
 
     def _covariance(
         self, left: Sequence[TrainingConfig], right: Sequence[TrainingConfig]
     ) -> Floats:
-        """Return prior covariances of two lists of configurations, (processes, left, right).
+        """Return prior covariances of two lists of configurations, (costs, left, right).
 
         Costs that affect no throughput here have covariance 0, which saves most of the fit's time
         on them.
         """
-        both = zip(COSTS, _PROCESSES, _places(left), _places(right), strict=True)
         nothing = np.zeros((len(left), len(right)))
         return np.stack(
             [
-                nothing if cost in self._idle_costs else process.covariance(own, others)
-                for cost, process, own, others in both
+                nothing if cost in self._idle_costs else _covariance(cost, self.priors[cost], *both)
+                for cost, *both in zip(COSTS, _places(left), _places(right), strict=True)
             ]
         )
 
     @cached_property
-    def _idle_costs(self) -> frozenset[str]:
+    def _idle_costs(self) -> set[str]:
         """Costs of copies and of the host that no observation measured alone."""
-        idle = set[str]() if self._knows("copy") else {"copies", "hidden"}
-        if not self._knows("launch"):
+        idle = set[str]()
+        if "copy" not in self._kinds:
+            idle |= {"copies", "hidden"}
+        if "launch" not in self._kinds:
             idle |= {"launching", "slower", "taking"}
-        elif not self._knows("take"):
+        elif "take" not in self._kinds:
             idle |= {"taking"}
-        return frozenset(idle)
+        return idle
 
     def _prior_means(self, configs: Sequence[TrainingConfig]) -> Floats:
         """Return the prior mean of every cost in every configuration, (costs, configs)."""
-        own = [
-            [0.0 if one.mean_of is None else one.mean_of(config) for config in configs]
-            for one in _PROCESSES
-        ]
-        return np.asarray(self._prior_mean[:, None] + np.array(own), dtype=np.float64)
+        if_pinned = [self.priors[cost].if_pinned for cost in COSTS]
+        is_pinned = [config.pin_memory for config in configs]
+        return np.asarray(self._prior_mean[:, None] + np.outer(if_pinned, is_pinned), np.float64)
 
     @cached_property
     def _prior_mean(self) -> Floats:
@@ -632,38 +506,30 @@ class RateModel:
         A side that was not measured alone is expected at twice the throughput of the runs: our own
         convention.
         """
-        mean = np.array([process.mean for process in _PROCESSES])
+        mean = np.array([self.priors[cost].mean for cost in COSTS])
         mean[COSTS.index("most_workers")] = log(self.environment.cores)
         here = self._circumstances([seen.config for seen in self._seen])
 
         # What the law expects of the observations with costs at their general prior
         means = np.repeat(mean[:, None], len(self._seen), axis=1)
-        usual = rates_of(means, here)
-        observed = np.array([log(seen.samples_per_s) for seen in self._seen])
-        is_run = np.array([seen.kind == "run" for seen in self._seen])
-        kernels = rates_of(means, replace(here, is_launched=np.zeros_like(here.is_launched))).device
-        costs = [("loader", "items", usual.loader), ("device", "samples", kernels)]
-        if self._knows("copy"):
-            costs.append(("copy", "copies", usual.copy))
-        if self._knows("launch"):
-            costs.append(("launch", "launching", usual.launch))
-        if self._knows("take"):
-            costs.append(("take", "taking", usual.take))
+        expected, _ = law(means, here)
+        kernels, _ = law(means, replace(here, is_launched=False))
+        expected = expected._replace(device=kernels.device)
+        observed = np.log([seen.samples_per_s for seen in self._seen])
+        kinds = np.array([seen.kind for seen in self._seen])
 
         # Shift each side's level to the mean of its measurements
-        for side, cost, expected in costs:
-            is_own = np.array([seen.kind == side for seen in self._seen])
-            apart = observed - expected
-            level = apart[is_own].mean() if is_own.any() else apart[is_run].mean() + log(2)
-            mean[COSTS.index(cost)] = level
+        for side, cost in _SIDES.items():
+            apart = observed - getattr(expected, side)
+            if side in self._kinds:
+                mean[COSTS.index(cost)] = apart[kinds == side].mean()
+            elif side in {"loader", "device"}:
+                mean[COSTS.index(cost)] = apart[kinds == "run"].mean() + log(2)
         return mean
-
-    def _knows(self, kind: str) -> bool:
-        """Return True if a side was measured alone; otherwise its time is part of the shortfall."""
-        return kind in self._kinds
 
     @cached_property
     def _kinds(self) -> frozenset[str]:
+        """Kinds of observations; the time of a side that was not measured alone is part of the shortfall."""
         return frozenset(seen.kind for seen in self._seen)
 
     def _circumstances(self, configs: Sequence[TrainingConfig]) -> Circumstances:
@@ -671,108 +537,66 @@ class RateModel:
         environment = self.environment
         cores = environment.cores
 
-        # Measured CPU time of loader and device, by their numbers of threads
-        loader_cpu_s = dict[int | None, list[float]]()
-        busy_cores = dict[int | None, list[float]]()
+        def column(value: Callable[[TrainingConfig], float]) -> Floats:
+            return np.array([value(config) for config in configs], dtype=np.float64)
+
+        # Measured CPU time of loader and device, by their numbers of threads. Threads that wait for
+        # each other spin: a sample's CPU time depends on how many a worker has
+        cpu_s = defaultdict[int | None, list[float]](list)
+        busy_cores = defaultdict[int | None, list[float]](list)
         for seen in self._seen:
             if seen.kind == "loader" and seen.config.num_workers > 0 and seen.cpu_s_per_sample:
-                loader_cpu_s.setdefault(seen.config.worker_threads, []).append(
-                    seen.cpu_s_per_sample
-                )
+                cpu_s[seen.config.worker_threads].append(seen.cpu_s_per_sample)
             elif seen.kind == "device" and seen.cpu_s_per_sample is not None:
-                cores_of = busy_cores.setdefault(seen.config.intra_op_threads, [])
+                cores_of = busy_cores[seen.config.intra_op_threads]
                 cores_of.append(seen.cpu_s_per_sample * seen.samples_per_s)
-        busy_of = {threads: median(values) for threads, values in busy_cores.items()}
-        # Threads that wait for each other spin: a sample's CPU time depends on how many a worker has
-        cpu_s_of = {threads: median(values) for threads, values in loader_cpu_s.items()}
-        usual_cpu_s = median(list(chain.from_iterable(loader_cpu_s.values())) or [0.0])
-        threads = [config.intra_op_threads for config in configs]
+        usual_cpu_s = list(chain.from_iterable(cpu_s.values())) or [0.0]
+
         # If not measured: a CPU's threads keep their cores busy, an accelerator the launching one
-        unmeasured = cores if environment.device_kind == "cpu" else 1
-        busy = np.array(
-            [busy_of.get(count, min(count or unmeasured, unmeasured)) for count in threads],
-            dtype=np.float64,
+        is_cpu = environment.device_kind == "cpu"
+        unmeasured = cores if is_cpu else 1
+        busy = column(
+            lambda config: median(
+                busy_cores.get(config.intra_op_threads)
+                or [min(config.intra_op_threads or unmeasured, unmeasured)]
+            )
         )
-        own_cores = _own_cores(configs, environment)
+
+        workers = column(lambda config: config.num_workers)
+        processes = column(lambda config: config.process_count)
+        own_cores = column(lambda config: cores_within(config, environment))
+        threads = column(lambda config: config.intra_op_threads or inf)
+        threads = np.where(threads < inf, threads, own_cores)
         usual_batch = exp(fmean(log(seen.config.micro_batch_size) for seen in self._seen))
         return Circumstances(
-            workers=np.array([config.num_workers for config in configs], dtype=np.float64),
-            ranks=np.array([config.world_size for config in configs], dtype=np.float64),
-            relative_batch=np.array(
-                [config.micro_batch_size / usual_batch for config in configs], dtype=np.float64
-            ),
-            micro_batches=np.array(
-                [config.grad_accum_steps for config in configs], dtype=np.float64
-            ),
-            is_overlapped=np.array(
-                [overlaps(config, environment.device_kind) for config in configs], dtype=np.bool_
-            ),
-            is_crowded=_are_crowded(configs, own_cores, environment),
-            is_copied=np.full(len(configs), self._knows("copy")),
-            is_blocking=np.array(
-                [self._knows("copy") and not config.pin_memory for config in configs],
-                dtype=np.bool_,
-            ),
-            is_launched=np.full(len(configs), self._knows("launch")),
-            is_taken=np.array(
-                [self._knows("take") and config.num_workers > 0 for config in configs],
-                dtype=np.bool_,
-            ),
-            busy=np.minimum(busy, own_cores) * [config.process_count for config in configs],
-            cores=own_cores * [hosts_of(config, environment) for config in configs],
-            loader_cpu_s=np.array(
-                [cpu_s_of.get(config.worker_threads, usual_cpu_s) for config in configs]
+            has_workers=workers > 0,
+            log_processes=np.log(np.maximum(workers, 1)),
+            log_ranks=np.log(column(lambda config: config.world_size)),
+            log_batch=np.log(column(lambda config: config.micro_batch_size) / usual_batch),
+            log_micro_batches=np.log(column(lambda config: config.grad_accum_steps)),
+            is_overlapped=column(lambda config: overlaps(config, environment.device_kind)) == 1,
+            # On an accelerator, threads wait for it
+            is_crowded=is_cpu & ((threads + workers) * processes > own_cores),
+            is_copied="copy" in self._kinds,
+            is_blocking=("copy" in self._kinds) & (column(lambda config: config.pin_memory) == 0),
+            is_launched="launch" in self._kinds,
+            is_taken=("take" in self._kinds) & (workers > 0),
+            busy=np.minimum(busy, own_cores) * processes,
+            cores=own_cores * column(lambda config: hosts_of(config, environment)),
+            loader_cpu_s=column(
+                lambda config: median(cpu_s.get(config.worker_threads) or usual_cpu_s)
             ),
         )
 
 
-def _joined(parts: Sequence[Forecast]) -> Forecast:
-    """Concatenate forecasts."""
-    names = [field.name for field in fields(Forecast) if field.name != "scatter_sd"]
-    joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
-    return Forecast(**joined, scatter_sd=parts[0].scatter_sd)
-
-
-def _own_cores(configs: Sequence[TrainingConfig], environment: Environment) -> Floats:
-    """Return the cores per host that each configuration may use; computed once per layout."""
-    layouts = [(config.numa_binding, config.strategy, config.world_size) for config in configs]
-    one_of = dict(zip(layouts, configs, strict=True))
-    found = {layout: cores_within(config, environment) for layout, config in one_of.items()}
-    return np.array([found[layout] for layout in layouts], dtype=np.float64)
-
-
-def _are_crowded(
-    configs: Sequence[TrainingConfig], cores: Floats, environment: Environment
-) -> NDArray[np.bool_]:
-    """Return which configurations have more threads than cores; none on an accelerator, where threads wait for it."""
-    if environment.device_kind != "cpu":
-        return np.zeros(len(configs), dtype=np.bool_)
-    taken = [
-        ((config.intra_op_threads or own) + config.num_workers) * config.process_count
-        for config, own in zip(configs, cores, strict=True)
-    ]
-    return np.array(taken) > cores
-
-
-def _with_crowding(state: Floats) -> Floats:
-    """Return a state with a large cost of oversubscription: no step of a fit gets there from a small one."""
-    crowded = state.copy()
-    crowded[COSTS.index("crowding")] = 0.0
-    return crowded
-
-
-def _sd(slopes: Floats, informed: Floats, cholesky: Floats) -> Floats:
+def _sd(slopes: Floats, variances: Floats, informed: Floats, cholesky: Floats) -> Floats:
     """Return posterior standard deviations of a quantity, from its slopes, (costs, configs)."""
     if not slopes.any():
         return np.zeros(slopes.shape[1])
-    prior_variance = sum(
-        slope**2 * process.variance() for slope, process in zip(slopes, _PROCESSES, strict=True)
-    )
     cross_covariance = np.einsum("pi,pij->ij", slopes, informed)
     explained = _solved(cholesky, cross_covariance.T)
-    return np.asarray(
-        np.sqrt(np.maximum(prior_variance - (explained**2).sum(axis=0), 0.0)), dtype=np.float64
-    )
+    variance = variances @ slopes**2 - (explained**2).sum(axis=0)
+    return np.asarray(np.sqrt(np.maximum(variance, 0.0)), dtype=np.float64)
 
 
 def _solved(cholesky: Floats, right: Floats) -> Floats:
@@ -793,8 +617,8 @@ throughput: our own convention."""
 _SHORT_COPY = 0.01
 """Share of a run's time, uncertainty included, below which its copies don't matter: as small as the
 gain at which a search ends. Our own convention."""
-_INTERVAL_SDS = (-2, 2)
-"""Ends of a log-normal's 95 % interval, in standard deviations."""
+_INTERVAL_SDS = 2
+"""End of a normal's 95 % interval, in standard deviations."""
 _SETTINGS = tuple(name for name in TrainingConfig.model_fields if name != "lr")
 
 
@@ -866,22 +690,14 @@ def redundant_among(
 
     def trained(place: int) -> tuple[object, ...]:
         """Return the settings that matter behind an ample loader."""
-        if has_short_copy[place]:
-            return device_key(configs[place]), None
-        return device_key(configs[place]), configs[place].pin_memory
+        pinning = None if has_short_copy[place] else configs[place].pin_memory
+        return device_key(configs[place]), pinning
 
     # Settings of the limiting side that were tried
     places = {config: place for place, config in enumerate(configs)}
-    devices = set[tuple[object, ...]]()
-    loaders = set[tuple[object, ...]]()
-    for config in tried:
-        place = places.get(config)
-        if place is None or config.num_workers == 0:
-            continue
-        if has_ample_loader[place]:
-            devices.add(trained(place))
-        if has_ample_device[place]:
-            loaders.add(_loader_with_threads(config))
+    known = [places[config] for config in tried if config in places and config.num_workers > 0]
+    devices = {trained(place) for place in known if has_ample_loader[place]}
+    loaders = {_loader_with_threads(configs[place]) for place in known if has_ample_device[place]}
 
     # Configurations that have the same settings there
     redundant = _pins_in_vain(configs, forecast, tried)
@@ -954,20 +770,17 @@ def _pins_in_vain(
 
     # Configurations with an untried value, as long as a tried one is equally informative
     are_left = any(config.pin_memory in known and config not in has_run for config in configs)
-    found = np.zeros(len(configs), dtype=np.bool_)
-    for place, config in enumerate(configs):
-        if config.pin_memory in known:
-            continue
-        twin = config.model_copy(update={"pin_memory": not config.pin_memory})
-        if are_left or twin in has_run:
-            found[place] = is_short[place]
-    return found
+    has_twin = [
+        are_left or config.model_copy(update={"pin_memory": not config.pin_memory}) in has_run
+        for config in configs
+    ]
+    return np.asarray(~is_known & is_short & has_twin, dtype=np.bool_)
 
 
 def _sides(forecast: Forecast) -> tuple[Floats, Floats]:
     """Return loader, device, copy and host throughput at both ends of their intervals, (4, configs) each."""
     rates = np.stack([forecast.loader, forecast.device, forecast.copy, forecast.host])
-    spread = _INTERVAL_SDS[1] * np.stack(
+    spread = _INTERVAL_SDS * np.stack(
         [forecast.loader_sd, forecast.device_sd, forecast.copy_sd, forecast.host_sd]
     )
     return rates * np.exp(-spread), rates * np.exp(spread)

@@ -1,4 +1,4 @@
-"""The throughput law: loader, device, copies, host and a whole run, from a few costs. Pure functions.
+"""Compute throughputs by a law: loader, device, copies, host and a whole run, from a few costs. Pure functions.
 
 Comes in: `Circumstances`, the properties of configurations that the law depends on, and a state,
 the logarithm of each cost. Goes out: the logarithms of throughputs, and their derivatives by the
@@ -29,7 +29,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from math import inf
 from typing import NamedTuple
 
@@ -115,23 +114,25 @@ class Rates(NamedTuple):
 class Circumstances:
     """Properties of configurations that the law depends on, element by element."""
 
-    workers: Floats
-    """Workers per rank; 0: the training process loads."""
-    ranks: Floats
+    has_workers: NDArray[np.bool_]
+    """Workers load; otherwise the training process does."""
+    log_processes: Floats
+    """Loading processes per rank; like the next fields, the logarithm of it."""
+    log_ranks: Floats
     """Ranks of the group."""
-    relative_batch: Floats
+    log_batch: Floats
     """Micro batch over the usual one."""
-    micro_batches: Floats
+    log_micro_batches: Floats
     """Micro batches per optimizer step."""
     is_overlapped: NDArray[np.bool_]
     """Loader and device run side by side; otherwise one after the other."""
     is_crowded: NDArray[np.bool_]
     """More threads and workers than cores, on a CPU."""
-    is_copied: NDArray[np.bool_]
+    is_copied: bool
     """Batches are copied to the device, and the time of that is known."""
     is_blocking: NDArray[np.bool_]
     """The host waits for these copies, since they come from pageable memory."""
-    is_launched: NDArray[np.bool_]
+    is_launched: bool
     """A host launches work for an accelerator, and the time of that is known."""
     is_taken: NDArray[np.bool_]
     """Workers load, and the time of taking a ready batch is known."""
@@ -139,33 +140,8 @@ class Circumstances:
     """Cores that training keeps busy."""
     cores: Floats
     """Cores available."""
-    loader_cpu_s: Floats | float
+    loader_cpu_s: Floats
     """CPU seconds of the loader per sample."""
-
-    @cached_property
-    def has_groups(self) -> bool:
-        """Some configuration has several ranks."""
-        return bool((self.ranks > 1).any())
-
-    @cached_property
-    def log_ranks(self) -> Floats:
-        """Logarithm of the ranks."""
-        return np.asarray(np.log(self.ranks), dtype=np.float64)
-
-    @cached_property
-    def log_batch(self) -> Floats:
-        """Logarithm of the relative batch."""
-        return np.asarray(np.log(self.relative_batch), dtype=np.float64)
-
-    @cached_property
-    def log_micro_batches(self) -> Floats:
-        """Logarithm of the micro batches per optimizer step."""
-        return np.asarray(np.log(self.micro_batches), dtype=np.float64)
-
-    @cached_property
-    def log_processes(self) -> Floats:
-        """Logarithm of the loading processes per rank."""
-        return np.asarray(np.log(np.maximum(self.workers, 1.0)), dtype=np.float64)
 
 
 def law(state: Floats, here: Circumstances) -> tuple[Rates, Callable[[], Rates]]:
@@ -179,27 +155,41 @@ def law(state: Floats, here: Circumstances) -> tuple[Rates, Callable[[], Rates]]
         Log throughputs, (configs,) each, and a call for their derivatives by the state, (costs,
             configs) each.
     """
-    # Each side alone
+    # Each side alone; each rank copies to its own device, and has its own host process
     kernels, of_kernels = _device(state, here)
     loader = _loader(state, here)
-    copy = _copy(state, here)
-    training, of_training = _training(state, here, kernels, of_kernels, copy)
-    launch = _launch(state, here)
-    take = _take(state, here)
-    host, shares = _host(state, here, launch, take, loader, copy)
-    device, of_which = _slower_of(kernels, launch)
+    copy = np.where(here.is_copied, state[_COPIES] + here.log_ranks, inf)
+    batches = here.log_batch + here.log_ranks
+    launch = np.where(here.is_launched, state[_LAUNCHING] + batches, inf)
+    take = np.where(here.is_taken, state[_TAKING] + batches, inf)
+    device, of_which = _softened_minimum(np.stack([kernels, launch]), USUAL_SOFTNESS)
 
-    # All together
-    bounds = _bounds(loader, kernels, training, host, here)
+    # In a run: training with its copies, and the host, which launches, takes a batch from the queue
+    # or makes it, and waits for a blocking copy, one after the other
+    training, of_training = _training(state, here, kernels, of_kernels, copy)
+    tasks = [
+        launch - state[_SLOWER],
+        np.where(here.is_launched, take, inf),
+        np.where(here.is_launched & ~here.has_workers, loader, inf),
+        np.where(here.is_launched & here.is_blocking, copy, inf),
+    ]
+    host, shares = _softened_minimum(np.stack(tasks), 1.0)
+
+    # All together: side by side the softened minimum of all bounds, otherwise loader and training
+    # one after the other. At least 1e-12 s, which keeps the logarithm finite without CPU time
+    cpu_s = np.maximum(here.loader_cpu_s + here.busy * np.exp(-kernels), 1e-12)
+    bounds = np.stack([loader, training, np.log(here.cores / cpu_s), host])
+    bounds[2:, ~here.is_overlapped] = inf
+    hardness = np.where(here.is_overlapped, np.exp(state[_SOFTNESS]), 1.0)
+    joint, weights = _softened_minimum(bounds, hardness)
     crowding = here.is_crowded * np.exp(state[_CROWDING])
-    joint, weights = _joint(bounds, state[_SOFTNESS], here.is_overlapped)
 
     def slopes() -> Rates:
         # Sides alone
         of_loader = np.zeros_like(state)
         of_loader[_ITEMS] = 1.0
         of_loader[_PER_BATCH] = np.where(
-            here.workers > 0, -_share(state[_PER_BATCH] - here.log_batch), 0.0
+            here.has_workers, -_share(state[_PER_BATCH] - here.log_batch), 0.0
         )
         of_loader[_MOST_WORKERS] = _share(
             _WORKERS_SOFTNESS * (here.log_processes - state[_MOST_WORKERS])
@@ -217,7 +207,7 @@ def law(state: Floats, here: Circumstances) -> tuple[Rates, Callable[[], Rates]]
         of_host[_SLOWER] = -shares[0]
 
         # A run: each bound by its weight
-        of_cores = here.busy * np.exp(-kernels) / _cpu_s(kernels, here) * of_kernels
+        of_cores = here.busy * np.exp(-kernels) / cpu_s * of_kernels
         bounding = zip(weights, (of_loader, of_training, of_cores, of_host), strict=True)
         of_run = sum((weight * slope for weight, slope in bounding), np.zeros_like(state))
         known = np.where(np.isfinite(bounds), bounds, 0.0)  # infinite bounds have no weight
@@ -229,16 +219,6 @@ def law(state: Floats, here: Circumstances) -> tuple[Rates, Callable[[], Rates]]
 
     run = joint + state[_SHORTFALL] - crowding
     return Rates(loader, device, run, copy, launch, take, host), slopes
-
-
-def rates_of(state: Floats, here: Circumstances) -> Rates:
-    """Return all log throughputs in a state, (costs, configs)."""
-    return law(state, here)[0]
-
-
-def slopes_of(state: Floats, here: Circumstances) -> Rates:
-    """Return the derivatives of all log throughputs by the state."""
-    return law(state, here)[1]()
 
 
 def joint_rate(loader: float, device: float, *, is_overlapped: bool) -> float:
@@ -270,10 +250,9 @@ def joint_s(loader_s: float, training_s: float, *, is_overlapped: bool) -> float
 def _loader(state: Floats, here: Circumstances) -> Floats:
     """Return the loader's log throughput: items in parallel, less the cost of handing over batches."""
     # Softened minimum of the present and the useful processes
-    present = -_WORKERS_SOFTNESS * here.log_processes
-    useful = -_WORKERS_SOFTNESS * state[_MOST_WORKERS]
-    processes = -np.logaddexp(present, useful) / _WORKERS_SOFTNESS
-    cost = np.where(here.workers > 0, np.logaddexp(0.0, state[_PER_BATCH] - here.log_batch), 0.0)
+    counts = np.stack([here.log_processes, state[_MOST_WORKERS]])
+    processes, _ = _softened_minimum(counts, _WORKERS_SOFTNESS)
+    cost = np.where(here.has_workers, np.logaddexp(0.0, state[_PER_BATCH] - here.log_batch), 0.0)
     return np.asarray(state[_ITEMS] + here.log_ranks + processes - cost, dtype=np.float64)
 
 
@@ -285,104 +264,43 @@ def _device(state: Floats, here: Circumstances, *more: int) -> tuple[Floats, Flo
         here: Properties of the configurations.
         more: Rows of further costs per step.
     """
-    of_step = (_PER_STEP, *more)
-    shares = [state[_PER_MICRO_BATCH], *(state[row] - here.log_micro_batches for row in of_step)]
-    terms = np.stack([np.zeros_like(here.ranks), *(share - here.log_batch for share in shares)])
-    cost = np.logaddexp.reduce(terms, axis=0)
+    of_step = [_PER_STEP, *more]
+    per_batch = np.stack(
+        [state[_PER_MICRO_BATCH], *(state[row] - here.log_micro_batches for row in of_step)]
+    )
+    times = np.stack([np.zeros_like(here.log_ranks), *(per_batch - here.log_batch)])
+    rate, shares = _softened_minimum(-times, 1.0)
     slopes = np.zeros_like(state)
     slopes[_SAMPLES] = 1.0
-    slopes[[_PER_MICRO_BATCH, *of_step]] = -np.exp(terms[1:] - cost)
-    return state[_SAMPLES] + here.log_ranks - cost, slopes
+    slopes[[_PER_MICRO_BATCH, *of_step]] = -shares[1:]
+    return state[_SAMPLES] + here.log_ranks + rate, slopes
 
 
 def _training(
     state: Floats, here: Circumstances, device: Floats, of_device: Floats, copy: Floats
 ) -> tuple[Floats, Floats]:
     """Return the device's log throughput in a run, with exchange and exposed copies, and its derivatives."""
-    if here.has_groups:
+    is_group = here.log_ranks > 0
+    if is_group.any():
         exchanging, of_exchanging = _device(state, here, _EXCHANGE)
-        device = np.where(here.ranks > 1, exchanging, device)
-        of_device = np.where(here.ranks > 1, of_exchanging, of_device)
+        device = np.where(is_group, exchanging, device)
+        of_device = np.where(is_group, of_exchanging, of_device)
     exposed = -np.logaddexp(0.0, state[_HIDDEN])  # the logarithm of a share
-    rate = -np.logaddexp(-device, exposed - copy)
-    copying = np.exp(exposed - copy + rate)  # its share of the time
-    slopes = (1.0 - copying) * of_device
+    rate, (computing, copying) = _softened_minimum(np.stack([device, copy - exposed]), 1.0)
+    slopes = computing * of_device
     slopes[_COPIES] = copying
     slopes[_HIDDEN] = copying * _share(state[_HIDDEN])
     return rate, slopes
 
 
-def _copy(state: Floats, here: Circumstances) -> Floats:
-    """Return the log throughput of copies alone; each rank copies to its own device."""
-    return np.where(here.is_copied, state[_COPIES] + here.log_ranks, inf)
+def _softened_minimum(log_rates: Floats, hardness: Floats | float) -> tuple[Floats, Floats]:
+    """Return the softened minimum of some rates, and its slopes by each.
 
-
-def _launch(state: Floats, here: Circumstances) -> Floats:
-    """Return the log throughput of launching alone; each rank has its own host process."""
-    return np.where(here.is_launched, state[_LAUNCHING] + here.log_batch + here.log_ranks, inf)
-
-
-def _take(state: Floats, here: Circumstances) -> Floats:
-    """Return the log throughput of taking ready batches, on all ranks."""
-    return np.where(here.is_taken, state[_TAKING] + here.log_batch + here.log_ranks, inf)
-
-
-def _host(
-    state: Floats, here: Circumstances, launch: Floats, take: Floats, loader: Floats, copy: Floats
-) -> tuple[Floats, Floats]:
-    """Return a host's log throughput, and each task's share of its time, (4, configs).
-
-    One after the other, it launches, takes a batch from the queue or makes it, and waits for a
-    blocking copy.
+    With a hardness of 1 their times add up, and the slopes are the shares of the time.
     """
-    makes = here.is_launched & (here.workers == 0)
-    blocks = here.is_launched & here.is_blocking
-    rates = np.stack(
-        [
-            launch - state[_SLOWER],
-            np.where(here.is_launched, take, inf),
-            np.where(makes, loader, inf),
-            np.where(blocks, copy, inf),
-        ]
-    )
-    rate = -np.logaddexp.reduce(-rates, axis=0)
-    shares = np.exp(np.where(here.is_launched, rate, 0.0) - rates)
-    return rate, np.where(here.is_launched, shares, 0.0)
-
-
-def _slower_of(kernels: Floats, launch: Floats) -> tuple[Floats, Floats]:
-    """Return the softened minimum of kernels and launching, and its slopes by both, (2, configs)."""
-    both = np.stack([kernels, launch])
-    rate = -np.logaddexp.reduce(-USUAL_SOFTNESS * both, axis=0) / USUAL_SOFTNESS
-    return rate, np.exp(USUAL_SOFTNESS * (rate - both))
-
-
-def _bounds(
-    loader: Floats, kernels: Floats, training: Floats, host: Floats, here: Circumstances
-) -> Floats:
-    """Return the bounds of a run, (4, configs): loader, training with its copies, cores and host."""
-    return np.stack([loader, training, np.log(here.cores / _cpu_s(kernels, here)), host])
-
-
-def _joint(
-    bounds: Floats, softness: Floats, is_overlapped: NDArray[np.bool_]
-) -> tuple[Floats, Floats]:
-    """Return a run's log throughput from its bounds, and its slopes by these.
-
-    Side by side it is the softened minimum of all bounds, otherwise loader and training one after
-    the other.
-    """
-    hardness = np.where(is_overlapped, np.exp(softness), 1.0)
-    nothing = np.full_like(bounds[2], inf)
-    joined = np.where(is_overlapped, bounds, np.stack([bounds[0], bounds[1], nothing, nothing]))
-    rate = -np.logaddexp.reduce(-hardness * joined, axis=0) / hardness
-    return rate, np.exp(hardness * (rate - joined))
-
-
-def _cpu_s(device: Floats, here: Circumstances) -> Floats:
-    """Return the CPU seconds per sample of loader and training."""
-    # At least 1e-12, which keeps the logarithm finite if no CPU time was observed
-    return np.maximum(here.loader_cpu_s + here.busy * np.exp(-device), 1e-12)
+    least = -np.logaddexp.reduce(-hardness * log_rates, axis=0) / hardness
+    known = np.where(np.isfinite(least), least, 0.0)  # of infinite rates none has a slope
+    return least, np.exp(hardness * (known - log_rates))
 
 
 def _share(logit: Floats) -> Floats:

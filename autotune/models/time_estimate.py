@@ -75,7 +75,7 @@ def typical_run_s(records: Sequence[TrialRecord], window_s: float) -> float:
     return typical_overhead_s(records) + (median(windows) if windows else window_s)
 
 
-def overhead_s(record: TrialRecord, build_s: float = 0.0) -> float:
+def overhead_s(record: TrialRecord, build_s: float) -> float:
     """Return the seconds of a repeat outside its window, without measurements after it.
 
     Args:
@@ -126,18 +126,6 @@ def measuring_s(config: TrainingConfig, samples_per_s: float, epoch_samples: int
     )
 
 
-def rounds_of(trials: int, *, slots: int, is_first_alone: bool = False) -> int:
-    """Return the number of rounds in which slots run a number of trials.
-
-    Args:
-        trials: Trials to run.
-        slots: Trials that run at once.
-        is_first_alone: The first trial runs alone.
-    """
-    alone = 1 if is_first_alone else 0
-    return alone + ceil((trials - alone) / slots)
-
-
 def expected_s(pace: Pace) -> float:
     """Return the expected seconds until a search is decided, at most those left."""
     # The first trial, with the curves if a model proposes
@@ -154,7 +142,7 @@ def expected_s(pace: Pace) -> float:
         first_s += _CURVES_S
 
     # Further trials; 1.1: the baseline runs again after every third one
-    total = first_s + 1.1 * trial_s * rounds_of(further, slots=pace.slots)
+    total = first_s + 1.1 * trial_s * ceil(further / pace.slots)
 
     # Settling, unless the baseline is alone: leader and baseline, twice each (benchmarks/regret.py)
     if max(1, done) + further > 1:

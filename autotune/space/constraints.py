@@ -158,6 +158,8 @@ GROUP_BACKENDS: dict[DeviceKind, str] = {
 """Backend by which ranks exchange gradients, for each kind of device that has one."""
 DATA_PARALLEL_KINDS: frozenset[DeviceKind] = frozenset({"cuda", "rocm"})
 """Kinds of device that nn.DataParallel supports."""
+SINGLE = {"strategy": "single", "world_size": 1, "ddp": None}
+"""Settings of one process on one device."""
 HOOK_DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
 """Precision of the exchanged gradients, for each communication hook that rounds them."""
 _BF16_BACKENDS = frozenset({"nccl", "xccl"})
@@ -315,7 +317,7 @@ def _idle(
 def same_behaviour_key(
     config: TrainingConfig, facts: WorkloadFacts, environment: Environment
 ) -> str:
-    """A text that is equal for configurations that behave the same: one's measurement answers for the other."""
+    """Return a text that is equal for configurations that behave the same, so one measurement answers for both."""
     settings = normalised(config.model_dump(exclude={"lr"}), facts, environment)
     settings |= {
         one.name: one.torch_value(config) for one in SETTINGS if one.torch_value is not None
@@ -417,7 +419,7 @@ def _normalised_ranks(
     """Return the settings of ranks to change: one rank is strategy single, and only ddp has DDP's settings."""
     strategy = settings.get("strategy", "single")
     if strategy == "single" or settings.get("world_size", 1) == 1:
-        return {"strategy": "single", "world_size": 1, "ddp": None}
+        return {**SINGLE}
     if strategy != "ddp":
         return {"ddp": None}
     return {"ddp": _normalised_ddp(settings.get("ddp"), facts, environment)}

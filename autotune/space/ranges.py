@@ -33,7 +33,7 @@ from autotune.policy import POLICY, DefaultRanges, Policy
 from autotune.settings_table import BY_NAME, DDP_PREFIX, SETTINGS
 from autotune.space import constraints as rules
 from autotune.space.constraints import bindings_tried
-from autotune.space.scaling import global_batch_of, samples_within, token_budgets
+from autotune.space.scaling import global_batch_of, samples_within
 
 
 def whole_numbers(domain: Domain) -> list[int]:
@@ -56,34 +56,6 @@ def group_sizes(domains: Mapping[str, Domain]) -> tuple[int, ...]:
     """Return the numbers of ranks above one that a space tries under DistributedDataParallel."""
     sizes = whole_numbers(domains["world_size"]) if "ddp" in domains["strategy"] else []
     return tuple(sorted(size for size in sizes if size > 1))
-
-
-# Settings of loader workers, by the probe's facts about items
-
-
-def gains_out_of_order(facts: WorkloadFacts, ranges: DefaultRanges) -> bool:
-    """Return True if batches out of order may load faster and may be tried.
-
-    Not if the user's code asks for determinism, since runs of one seed would differ.
-    """
-    if facts.is_deterministic:
-        return False
-    return (facts.slow_tail_fraction or 0.0) >= ranges.slow_tail_fraction
-
-
-def worker_threads_tried(
-    facts: WorkloadFacts, environment: Environment, ranges: DefaultRanges
-) -> list[int]:
-    """Return the numbers of threads per worker to try: powers of two up to a limit, ascending.
-
-    The limit is the cores that an item keeps busy, and half of the cores.
-    """
-    busy = facts.cores_per_item or 0.0
-    cores = environment.cores
-    if busy < ranges.cores_per_item or cores < 2 or facts.is_tf_data:
-        return []
-    most = min(ceil(busy), cores // 2)
-    return [2**power for power in range(most.bit_length()) if 2**power <= most]
 
 
 # Settings of a script that can be changed from outside
@@ -297,19 +269,28 @@ class Ranges(dict[str, Domain]):
 
     @property
     def orders(self) -> list[SettingValue]:
-        """Values of in_order to try; a single worker always keeps the order."""
+        """Values of in_order to try; a single worker always keeps the order.
+
+        Not False if the user's code asks for determinism, since runs of one seed would differ.
+        """
+        facts = self.facts
         has_several = max(whole_numbers(self["num_workers"])) > 1
-        if has_several and gains_out_of_order(self.facts, self.basis.ranges):
-            return [True, False]
-        return []
+        is_slowed = (facts.slow_tail_fraction or 0.0) >= self.basis.ranges.slow_tail_fraction
+        return [True, False] if has_several and is_slowed and not facts.is_deterministic else []
 
     @property
     def worker_threads(self) -> list[SettingValue]:
-        """Threads per operation in workers to try; none if there is no reason to limit them."""
-        if max(whole_numbers(self["num_workers"])) == 0:
+        """Threads per operation in workers to try: powers of two up to a limit; none without a reason.
+
+        The limit is the cores that an item keeps busy, and half of the cores.
+        """
+        busy = self.facts.cores_per_item or 0.0
+        cores = self.environment.cores
+        has_workers = max(whole_numbers(self["num_workers"])) > 0
+        is_reason = busy >= self.basis.ranges.cores_per_item and not self.facts.is_tf_data
+        if not has_workers or not is_reason or cores < 2:
             return []
-        threads = worker_threads_tried(self.facts, self.environment, self.basis.ranges)
-        return [None, *threads] if threads else []
+        return [None, *_powers_of_two(min(ceil(busy), cores // 2))]
 
     @property
     def bindings(self) -> list[NumaBinding]:
@@ -318,22 +299,24 @@ class Ranges(dict[str, Domain]):
         return bindings_tried(ranks, self.environment)
 
     @property
-    def token_budgets(self) -> list[int | None]:
-        """Token budgets; only the baseline's if no batch sampler takes one."""
-        own = self.baseline
-        if not self.facts.has_token_budget:
-            return [own.max_tokens]
+    def token_budgets(self) -> Sequence[int | None]:
+        """Token budgets: the baseline's times powers of two; only that if no batch sampler takes one."""
+        own = self.baseline.max_tokens
+        if own is None or not self.facts.has_token_budget:
+            return [own]
         ranks = whole_numbers(self["world_size"])
-        cap = self.basis.most_samples
-        return [
-            *token_budgets(
-                own,
-                ranks,
-                cap,
-                keeps_batch=self.basis.keeps_batch,
-                share=self.basis.ranges.smallest_batch_share,
-            )
-        ]
+        least = max(1, own // max(self.basis.ranges.smallest_batch_share, *ranks))
+        if self.basis.keeps_batch:
+            wanted = global_batch_of(self.baseline, self.facts)
+            parts = (wanted // power for power in _powers_of_two(wanted) if wanted % power == 0)
+            return sorted({own, *(part for part in parts if part >= least)})
+        sizes = {size for power in _powers_of_two(own) if (size := own // power) >= least}
+        sizes |= {own // count for count in ranks if own % count == 0}
+        doubled = 2 * own
+        while samples_within(doubled, self.baseline) <= self.basis.most_samples:
+            sizes.add(doubled)
+            doubled *= 2
+        return sorted(sizes)
 
     @property
     def batch_sizes(self) -> list[int]:
@@ -349,7 +332,7 @@ class Ranges(dict[str, Domain]):
             return [facts.fixed_batch_size]
         if self.basis.keeps_batch:
             wanted = baseline.global_batch_size
-            powers = [2**power for power in range(wanted.bit_length()) if wanted % 2**power == 0]
+            powers = [power for power in _powers_of_two(wanted) if wanted % power == 0]
             sizes = {*powers, *(wanted // power for power in powers), baseline.micro_batch_size}
             return sorted(size for size in sizes if size <= cap)
         own = baseline.micro_batch_size

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import sqrt
 from typing import Literal
 
@@ -47,32 +47,39 @@ def scale_lr(lr: float, batch_ratio: float, rule: LrRule, optimizer: OptimizerFa
     """
     if batch_ratio == 1:
         return LrAdvice(lr=lr, rule="none", batch_ratio=1.0)
-    applied, notes = _resolved(rule, optimizer)
+    notes = list[Note]()
+    applied: Literal["linear", "sqrt", "none"]
+    if rule != "auto":
+        applied = rule
+    else:
+        name = optimizer.name.lower()
+        is_adaptive = any(word in name for word in _ADAPTIVE)
+        applied = "linear" if "sgd" in name and not is_adaptive else "sqrt"
+        if applied == "sqrt" and not is_adaptive:
+            notes.append(messages.lr_rule_unknown(optimizer.name))
     factor = {"none": 1.0, "linear": batch_ratio, "sqrt": sqrt(batch_ratio)}[applied]
-    advice = LrAdvice(lr=lr * factor, rule=applied, batch_ratio=batch_ratio)
+
+    betas = None
+    eps = None
     if applied == "sqrt" and optimizer.betas is not None:
         eps = None if optimizer.eps is None else optimizer.eps / factor
         first, second = (1 - batch_ratio * (1 - beta) for beta in optimizer.betas)
-        betas = (first, second) if _ROUNDING < first < 1 and _ROUNDING < second < 1 else None
-        if betas is None:
+        if _ROUNDING < first < 1 and _ROUNDING < second < 1:
+            betas = (first, second)
+        else:
             notes.append(messages.betas_unchanged(optimizer.betas, batch_ratio))
-        advice = advice.model_copy(update={"betas": betas, "eps": eps})
     if applied == "none":
         notes.append(messages.lr_unchanged())
     elif batch_ratio > 1:
         notes.append(messages.lr_warm_up(5))  # Goyal et al., section 2.2
-    return advice.model_copy(update={"notes": tuple(notes)})
-
-
-def _resolved(
-    rule: LrRule, optimizer: OptimizerFacts
-) -> tuple[Literal["linear", "sqrt", "none"], list[Note]]:
-    name = optimizer.name.lower()
-    if rule != "auto":
-        return rule, []
-    if any(word in name for word in _ADAPTIVE):
-        return "sqrt", []
-    return ("linear", []) if "sgd" in name else ("sqrt", [messages.lr_rule_unknown(optimizer.name)])
+    return LrAdvice(
+        lr=lr * factor,
+        rule=applied,
+        batch_ratio=batch_ratio,
+        betas=betas,
+        eps=eps,
+        notes=tuple(notes),
+    )
 
 
 # Token budgets, searched in place of the micro batch, which follows in proportion
@@ -123,40 +130,3 @@ def global_batch_of(config: TrainingConfig, facts: WorkloadFacts) -> int:
     """Return the tokens (with a token budget) or samples per optimizer step over all ranks."""
     unit: int = getattr(config, facts.batch_setting)
     return unit * config.grad_accum_steps * config.world_size
-
-
-def token_budgets(
-    baseline: TrainingConfig,
-    ranks: Sequence[int],
-    most_samples: int,
-    *,
-    keeps_batch: bool,
-    share: int,
-) -> list[int]:
-    """Return the token budgets to try: the baseline's times powers of two.
-
-    Args:
-        baseline: The baseline, with a budget and the average samples in it.
-        ranks: Numbers of ranks that are tried.
-        most_samples: Largest global batch in samples.
-        keeps_batch: Return budgets that divide the baseline's global batch.
-        share: Divisor of the baseline's budget for the smallest one; or the number of ranks, if
-            that is larger.
-    """
-    own = baseline.max_tokens or 1
-    least = max(1, own // max(share, *ranks))
-    if keeps_batch:
-        wanted = own * baseline.grad_accum_steps * baseline.world_size
-        parts = (
-            wanted // 2**power for power in range(wanted.bit_length()) if wanted % 2**power == 0
-        )
-        return sorted({own, *(part for part in parts if part >= least)})
-    halves = (own // 2**power for power in range(own.bit_length()))
-    sizes = {size for size in halves if size >= least} | {
-        own // count for count in ranks if own % count == 0
-    }
-    doubled = 2 * own
-    while samples_within(doubled, baseline) <= most_samples:
-        sizes.add(doubled)
-        doubled *= 2
-    return sorted(sizes)

@@ -19,8 +19,8 @@ from autotune.config.plan import Choices, Domain, Objective, SettingValue, Workl
 from autotune.config.training_config import DdpConfig, TrainingConfig
 from autotune.messages import space as messages
 from autotune.note import Note
-from autotune.policy import POLICY, Policy
-from autotune.settings_table import DDP_PREFIX, SETTINGS
+from autotune.policy import Policy
+from autotune.settings_table import DDP_PREFIX
 from autotune.space import constraints as rules
 from autotune.space.constraints import most_ranks, without_effect
 from autotune.space.ranges import Basis, batch_cap, default_ranges, group_sizes, workers_cap
@@ -33,102 +33,74 @@ def space_notes(basis: Basis, domains: Mapping[str, Domain]) -> tuple[Note, ...]
     """Return the notes on a space, in the order of a report's settings."""
     return (
         *basis.environment.notes,
-        *_malloc(basis),
-        *_reserve(basis),
-        *_larger_batch_gain(basis),
-        *_without_effect(basis),
-        *_binding(basis, domains),
+        *_memory(basis),
+        *_without_effect(basis, domains),
         *_emulated(basis),
-        *_unsharded(basis),
-        *_tf_data(basis),
-        *_out_of_order(basis, domains),
+        *_loader(basis, domains),
         *_ranks(basis, domains),
         *_hosts(basis, domains),
     )
 
 
-def _malloc(basis: Basis) -> Iterator[Note]:
-    """Note how trials allocate host memory, if training does not by itself or the user has chosen it."""
+def _memory(basis: Basis) -> Iterator[Note]:
+    """Note how trials allocate host memory, what they leave free, and an unused batch gain."""
+    # If training does not allocate so by itself, or the user has chosen it
     environment = basis.environment
+    objective = basis.objective
     if environment.malloc:
         yield messages.malloc(switches=environment.malloc, is_ours=environment.keeps_memory)
-
-
-def _reserve(basis: Basis) -> Iterator[Note]:
-    """Note the memory that trials leave free below the limit."""
-    objective = basis.objective
-    device_bytes = basis.environment.device_memory_bytes
+    device_bytes = environment.device_memory_bytes
     reserve_bytes = objective.reserve_bytes(device_bytes)
     if reserve_bytes:
         yield messages.reserve(reserve_bytes, trial_bytes=objective.limit_bytes(device_bytes))
-
-
-def _larger_batch_gain(basis: Basis) -> Iterator[Note]:
-    if basis.keeps_batch and "larger_batch_gain" in basis.objective.model_fields_set:
+    if basis.keeps_batch and "larger_batch_gain" in objective.model_fields_set:
         yield messages.larger_batch_gain_unused()
 
 
-def _without_effect(basis: Basis) -> Iterator[Note]:
+def _without_effect(basis: Basis, domains: Mapping[str, Domain]) -> Iterator[Note]:
+    """Note settings of the baseline without an effect, and listed values without one for any number of ranks."""
     facts = basis.facts
     environment = basis.environment
     for setting, reason in without_effect(basis.baseline, facts, environment).items():
         yield messages.baseline_without_effect(setting, reason, environment.device)
-    for setting in sorted(one.name for one in SETTINGS if one.idle and not one.is_of_ddp):
-        for value in basis.given.get(setting, ()):
-            config = TrainingConfig().model_copy(update={setting: value})
-            found = without_effect(config, facts, environment).get(setting)
-            if found is not None:
-                yield messages.value_without_effect(
-                    setting, value, reason=found, device=environment.device
+    groups = [TrainingConfig(strategy="ddp", world_size=size) for size in group_sizes(domains)]
+    for setting in sorted(basis.given.keys() & TrainingConfig.model_fields.keys()):
+        for value in basis.given[setting]:
+            reasons = [
+                without_effect(config.model_copy(update={setting: value}), facts, environment).get(
+                    setting
                 )
-
-
-def _binding(basis: Basis, domains: Mapping[str, Domain]) -> Iterator[Note]:
-    """Note listed bindings that have no effect for any number of ranks tried."""
-    facts = basis.facts
-    environment = basis.environment
-    sizes = group_sizes(domains)
-    groups = [TrainingConfig(strategy="ddp", world_size=size) for size in sizes]
-    for value in basis.given.get("numa_binding", ()):
-        reasons = [
-            without_effect(
-                config.model_copy(update={"numa_binding": value}), facts, environment
-            ).get("numa_binding")
-            for config in (TrainingConfig(), *groups)
-        ]
-        if None not in reasons:
-            reason = str(reasons[0])
-            yield messages.value_without_effect("numa_binding", value, reason, environment.device)
+                for config in (TrainingConfig(), *groups)
+            ]
+            if None not in reasons:
+                yield messages.value_without_effect(
+                    setting, value, str(reasons[0]), environment.device
+                )
 
 
 def _emulated(basis: Basis) -> Iterator[Note]:
     """Note precisions that the device emulates; `without_effect` covers TF32."""
     known = {"tf32", *basis.environment.native_amp_dtypes}
     listed = basis.given.get("amp_dtype", Choices(values=(basis.baseline.amp_dtype,)))
-    emulated = [dtype for dtype in listed if dtype not in known]
+    emulated = [str(dtype) for dtype in listed if dtype not in known]
     if emulated:
         yield messages.precision_not_native(
-            device=basis.environment.device_name, precisions=[*map(str, emulated)]
+            device=basis.environment.device_name, precisions=emulated
         )
 
 
-def _unsharded(basis: Basis) -> Iterator[Note]:
-    if not basis.facts.is_sharded:
+def _loader(basis: Basis, domains: Mapping[str, Domain]) -> Iterator[Note]:
+    """Note datasets that limit workers, and the effects of batches out of order if the baseline lacks them."""
+    facts = basis.facts
+    baseline = basis.baseline
+    if not facts.is_sharded:
         is_listed = "num_workers" in basis.given
-        yield messages.dataset_not_sharded(
-            None if is_listed else max(1, basis.baseline.num_workers)
-        )
-
-
-def _tf_data(basis: Basis) -> Iterator[Note]:
-    if basis.facts.is_tf_data:
+        yield messages.dataset_not_sharded(None if is_listed else max(1, baseline.num_workers))
+    if facts.is_tf_data:
         yield messages.tf_data()
-
-
-def _out_of_order(basis: Basis, domains: Mapping[str, Domain]) -> Iterator[Note]:
-    """Note the effects of batches out of order, if tried and not in the baseline; and why, if not listed."""
-    if False in domains["in_order"] and basis.baseline.in_order:
-        share = None if "in_order" in basis.given else basis.facts.slow_tail_fraction
+    if False in domains["in_order"] and baseline.in_order:
+        # Also why it is tried, if not listed
+        share = None if "in_order" in basis.given else facts.slow_tail_fraction
         yield messages.out_of_order_tried(share)
 
 
@@ -156,7 +128,16 @@ def _ranks(basis: Basis, domains: Mapping[str, Domain]) -> Iterator[Note]:
         and basis.facts.has_unused_parameters
     ):
         yield messages.unused_parameters_not_searched()
-    yield from _listed_hooks(basis, domains)
+
+    # Listed gradient compression that the baseline lacks, since only the user can judge it
+    own = (basis.baseline.ddp or DdpConfig()).comm_hook
+    listed_hooks = given.get(f"{DDP_PREFIX}comm_hook", ())
+    hooks = [str(hook) for hook in listed_hooks if hook not in {None, own}]
+    if hooks:
+        yield messages.hooks_change_gradients(hooks)
+    unscaled = [str(dtype) for dtype in domains["amp_dtype"] if dtype != "float16"]
+    if "fp16" in hooks and unscaled:
+        yield messages.fp16_hook_overflows(unscaled)
 
 
 def _hosts(basis: Basis, domains: Mapping[str, Domain]) -> Iterator[Note]:
@@ -171,18 +152,6 @@ def _hosts(basis: Basis, domains: Mapping[str, Domain]) -> Iterator[Note]:
     is_device = environment.device_kind != "cpu" and environment.hosts > 1
     if is_device and sizes and most < device_count and "world_size" not in basis.given:
         yield messages.world_size_capped(most, devices=device_count, hosts=environment.hosts)
-
-
-def _listed_hooks(basis: Basis, domains: Mapping[str, Domain]) -> Iterator[Note]:
-    """Note listed gradient compression that the baseline lacks, since only the user can judge it."""
-    own = (basis.baseline.ddp or DdpConfig()).comm_hook
-    listed = basis.given.get(f"{DDP_PREFIX}comm_hook", ())
-    hooks = [hook for hook in listed if hook not in {None, own}]
-    if hooks:
-        yield messages.hooks_change_gradients([*map(str, hooks)])
-    unscaled = [dtype for dtype in domains["amp_dtype"] if dtype != "float16"]
-    if "fp16" in hooks and unscaled:
-        yield messages.fp16_hook_overflows([*map(str, unscaled)])
 
 
 # The resolved space
@@ -205,11 +174,11 @@ class ResolvedSpace:
     batch_cap: int | None
     """Most samples in a global batch, raised for a listed grad_accum_steps or world_size; None if the
     user lists batch sizes or keeps the global batch."""
-    workers_cap: int | None = None
+    workers_cap: int | None
     """Most loader workers of all ranks on a host, to which proposals are cut; None if the user lists
     num_workers."""
-    policy: Policy = POLICY
-    notes: tuple[Note, ...] = ()
+    policy: Policy
+    notes: tuple[Note, ...]
     """Notes on settings without effect, and on narrow default ranges."""
 
     @property
@@ -288,7 +257,9 @@ def compose(params: Mapping[str, SettingValue], space: ResolvedSpace) -> Trainin
         if value not in space.domains[name]:
             return f"{name}={value!r} lies outside the space"
     settings = _settings_of(params, space)
-    reason = _one_rank_left_out(settings, space) or _keep_global_batch(settings, space)
+    if settings["strategy"] not in space.domains["strategy"]:
+        return "one rank is strategy 'single', which lies outside the space; list it too, or more than one rank"
+    reason = _keep_global_batch(settings, space)
     if reason is not None:
         return reason
     try:
@@ -340,12 +311,6 @@ def _settings_of(params: Mapping[str, SettingValue], space: ResolvedSpace) -> di
         share = max(1, space.workers_cap // ranks)
         settings["num_workers"] = min(settings["num_workers"], share)
     return settings
-
-
-def _one_rank_left_out(settings: Mapping[str, Any], space: ResolvedSpace) -> str | None:
-    if settings["strategy"] in space.domains["strategy"]:
-        return None
-    return "one rank is strategy 'single', which lies outside the space; list it too, or more than one rank"
 
 
 def _keep_global_batch(settings: dict[str, Any], space: ResolvedSpace) -> str | None:

@@ -26,8 +26,8 @@ from autotune.models.evidence import (
     PruningThreshold,
     behind_threshold,
     believe,
+    choose,
     run_of,
-    simplest_of_the_best,
 )
 from autotune.models.memory import largest_batch_note
 from autotune.models.statistics import evaluate, memory_fault
@@ -530,7 +530,7 @@ class Search:
         if not self.time.is_short_search:
             closing.append(largest_batch_variant(best, self.space, self.study.ended))
         others = [record for record in self.study.records if record.is_feasible and record.number]
-        likely_winner = simplest_of_the_best(
+        likely_winner = choose(
             others or [best], self._score, worthwhile=self.time.policy.proof.worthwhile
         )
         closing.append(self.proposer.plainer(likely_winner.config))

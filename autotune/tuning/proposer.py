@@ -796,7 +796,7 @@ class ModelProposer:
             rate_observations(self.sides or [], self.study.ended, environment.device_kind)
         )
         if before is None:
-            model = RateModel(observed, environment, spread)
+            model = RateModel(observed, environment, spread, self.study.space.policy.costs)
         else:
             model = before[1].with_observations(observed, spread)
         self._model = stamp, model

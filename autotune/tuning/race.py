@@ -235,7 +235,7 @@ class Race:
         if pairs > self._analyzed_pairs or (is_last and pairs):
             self._analyzed_pairs = pairs
             used = 1.0 if self._budget_s <= 0 else spent_s / self._budget_s
-            ledger.look(max(used, pairs / self._proof.most_pairs), is_last=is_last)
+            ledger.analyze(max(used, pairs / self._proof.most_pairs), is_last=is_last)
         contrast = ledger.evidence.contrast(leader.number, 0)
         leader_runs = self._runs_of(leader)
         baseline_runs = self._runs_of(baseline)

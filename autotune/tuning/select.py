@@ -137,7 +137,7 @@ class Finalists:
                 gains[one.number] = gain
         return choose(
             [one for one in worth if one.number in gains],
-            gains,
+            lambda one: exp(gains[one.number]),
             settled=settled,
             worthwhile=self.proof.worthwhile,
         )

@@ -33,7 +33,7 @@ from autotune.config.plan import Choices, Domain, IntRange, Method, SettingValue
 from autotune.config.training_config import TrainingConfig
 from autotune.errors import ConfigError, RunFolderError, StudyMismatchError, first_line
 from autotune.frozen import compacted
-from autotune.models.evidence import assumed_variation, variation_of_repeats
+from autotune.models.evidence import assumed_variation, learn_variation, run_of
 from autotune.models.memory import UNKNOWN_EXCESS_FRACTION
 from autotune.models.statistics import mean_rate
 from autotune.note import Note
@@ -655,8 +655,9 @@ class Study:
     @property
     def spread(self) -> RunVariation:
         """Run-to-run variation, by this study's repeats and the prior."""
-        return variation_of_repeats(
-            self.prior_variation, (record.runs for record in self.ended if record.repeats)
+        return learn_variation(
+            self.prior_variation,
+            ([run_of(run) for run in record.runs] for record in self.ended if record.repeats),
         )
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from math import inf, sqrt
+from math import ceil, inf, sqrt
 from statistics import median
 
 from autotune.config.plan import ASSUMED_TRAINING_HOURS, Budget
@@ -26,7 +26,6 @@ from autotune.models.evidence import variance_of_a_second
 from autotune.models.time_estimate import (
     Pace,
     expected_s,
-    rounds_of,
     typical_overhead_s,
     typical_run_s,
     typical_s,
@@ -214,7 +213,7 @@ class TimeBudget:
         ended = self.study.ended
         if not ended:
             return False
-        rounds = rounds_of(closing, slots=self.slots_now) + 1
+        rounds = ceil(closing / self.slots_now) + 1
         return self.left_for_trials_s < rounds * typical_s(ended)
 
     def longest_s(self) -> float:

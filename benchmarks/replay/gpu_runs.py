@@ -182,7 +182,7 @@ def _ledger_of(search: RecordedSearch, spread: RunVariation) -> Ledger:
         assert result.measurement is not None
         ledger.add(run_of(result.measurement, number=number, at_s=result.at_s))
         if number != 0:
-            ledger.look(ledger.pairs / rounds, is_last=ledger.pairs == rounds)
+            ledger.analyze(ledger.pairs / rounds, is_last=ledger.pairs == rounds)
     return ledger
 
 

@@ -18,6 +18,7 @@ import pytest
 
 from autotune.config.plan import Objective, SearchSpace
 from autotune.config.training_config import TrainingConfig
+from autotune.models.evidence import assumed_variation
 from autotune.models.observations import ConfiguredPoint, configured_points, rate_observations
 from autotune.models.throughput import Forecast, RateModel
 from autotune.records.trial import TrialRecord
@@ -98,7 +99,9 @@ def tell(surface: Any, trials: int, seed: int = 0) -> Comparison:
     ]
     environment = surface.environment
     model = RateModel(
-        list(rate_observations(looks(surface), records, environment.device_kind)), environment
+        list(rate_observations(looks(surface), records, environment.device_kind)),
+        environment,
+        assumed_variation(environment.device_kind),
     )
     rest = others[trials:]
     differences = [abs(np.log(one / other)) for one, other in surface.pairs()]

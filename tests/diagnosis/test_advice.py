@@ -632,7 +632,9 @@ def test_forecast_is_the_searchs(kind: DeviceKind, group: dict[str, Any]) -> Non
         results=(TrialResult(outcome="ok", measurement=evidence.measurement),),
     )
     search = RateModel(
-        list(rate_observations(configured_points(curves, space), [today], kind)), environment
+        list(rate_observations(configured_points(curves, space), [today], kind)),
+        environment,
+        evidence.run_variation,
     )
     pairs: list[Pair] = [(loader, device) for loader in curves.loader for device in curves.device]
     forecast = search.forecast([apply_changes(evidence, *pair) for pair in pairs])

@@ -1,4 +1,4 @@
-"""The one home of test objects: every argument has a plain value, a test names what it is about."""
+"""Make test objects: every argument has a plain value, and a test names what it is about."""
 
 from __future__ import annotations
 
@@ -28,10 +28,7 @@ from tests.factories.measurements import (
 )
 from tests.factories.scripts import make_script
 from tests.factories.summaries import (
-    FED,
     NO_ADVICE,
-    RESNET_LOADER,
-    STARVED,
     make_conditions_summary,
     make_group_summary,
     make_rich_summary,
@@ -47,7 +44,6 @@ from tests.factories.trials import (
     LIMIT,
     SAME_BATCH,
     TRACEBACK,
-    list_confirmations,
     make_confirmation,
     make_recommendation,
     make_record,
@@ -63,7 +59,6 @@ __all__ = [
     "BASELINE",
     "CPU",
     "FAST",
-    "FED",
     "FOUR_DEVICES",
     "GPU",
     "GROUP",
@@ -72,13 +67,10 @@ __all__ = [
     "LIMIT",
     "NO_ADVICE",
     "RESNET",
-    "RESNET_LOADER",
     "SAME_BATCH",
     "SERVER",
-    "STARVED",
     "TALK",
     "TRACEBACK",
-    "list_confirmations",
     "make_breakdown",
     "make_conditions",
     "make_conditions_summary",

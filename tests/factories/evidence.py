@@ -25,7 +25,7 @@ def make_point(
     relative_sd: float | None = None,
     **changes: object,
 ) -> CurvePoint:
-    """A curve's point at a rate in samples/s; keywords are the settings that it changes."""
+    """Return a curve's point at a rate in samples/s; keywords are the settings that it changes."""
     ceiling = None
     if rate is not None:
         ceiling = Ceiling(
@@ -39,7 +39,7 @@ def make_point(
 
 
 def make_roofline(**changes: Any) -> Roofline:
-    """A step of 1 GFLOP that moves 1 MB; keywords change fields."""
+    """Return a step of 1 GFLOP that moves 1 MB; keywords change fields."""
     values: dict[str, Any] = {
         "flops": 1e9,
         "moved_bytes": 1e6,
@@ -59,7 +59,7 @@ def make_evidence(
     facts: WorkloadFacts | None = None,
     **measured: Any,
 ) -> Evidence:
-    """A step that only computes, whose loader is ten times as fast; further keywords change the measurement."""
+    """Return a step that only computes, whose loader is ten times as fast; further keywords change the measurement."""
     values: dict[str, Any] = {
         "loader_ceiling": 10 * rate,
         "device_ceiling": rate,

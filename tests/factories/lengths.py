@@ -11,20 +11,6 @@ from torch.utils.data import Dataset
 
 from autotune.records.measurement import LengthStep
 
-__all__ = [
-    "LENGTHS",
-    "WIDTHS",
-    "ByBudget",
-    "ByLength",
-    "Sequences",
-    "Tagger",
-    "longest_of_batches",
-    "padded_rows",
-    "rows_with_mask",
-    "tagging_step",
-    "timed_widths",
-]
-
 VOCABULARY = 50
 LENGTHS = [random.Random(number).choice([8, 16, 32, 64]) for number in range(600)]
 WIDTHS = (8, 16, 24, 32, 48, 64)
@@ -50,7 +36,7 @@ def padded_rows(items: list[Tensor]) -> dict[str, Tensor]:
 
 
 def rows_with_mask(items: list[Tensor]) -> dict[str, Tensor]:
-    """The same with a mask of the tokens that are no padding."""
+    """Return the same with a mask of the tokens that are no padding."""
     mask = nn.utils.rnn.pad_sequence([torch.ones_like(item) for item in items], batch_first=True)
     return padded_rows(items) | {"attention_mask": mask}
 
@@ -68,7 +54,7 @@ class Tagger(nn.Module):
 
 
 def tagging_step(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """The loss of telling each token by itself, padding included."""
+    """Return the loss of telling each token by itself, padding included."""
     tokens = batch["input_ids"]
     return nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
 
@@ -118,6 +104,6 @@ def timed_widths(
 
 
 def longest_of_batches(lengths: Sequence[int], size: int = 32, batches: int = 400) -> list[int]:
-    """The longest item of each of some batches that are drawn at random."""
+    """Return the longest item of each of some random batches."""
     chance = random.Random(0)
     return [max(chance.choices(lengths, k=size)) for _ in range(batches)]

@@ -17,7 +17,7 @@ from autotune.testing import fake_environment, fake_facts
 
 
 def make_environment(**changes: Any) -> Environment:
-    """A machine with one CUDA device and two cores; keywords change fields."""
+    """Return a machine with one CUDA device and two cores; keywords change fields."""
     values = {
         "device": "cuda:0",
         "device_kind": "cuda",
@@ -62,7 +62,7 @@ SERVER = make_environment(
 
 
 def make_facts(**changes: Any) -> WorkloadFacts:
-    """A map-style image dataset of 10,000; keywords change fields."""
+    """Return a map-style image dataset of 10,000; keywords change fields."""
     values = {
         "dataset_length": 10_000,
         "is_iterable": False,
@@ -88,7 +88,7 @@ def make_space(
     max_batch_scale: float = 8,
     **facts: Any,
 ) -> ResolvedSpace:
-    """The user's space as it is resolved; further keywords are fields of the dataset's facts."""
+    """Resolve the user's space; further keywords are fields of the dataset's facts."""
     return resolve(
         Basis(
             given=SearchSpace.model_validate(given_space or {}).given(),
@@ -111,7 +111,7 @@ def make_fake_space(
     policy: Policy = POLICY,
     **space: Any,
 ) -> ResolvedSpace:
-    """A space for the fake launcher's workload, on its machine or on one like it; keywords are the space's settings."""
+    """Resolve a space for the fake launcher's workload; keywords are the space's settings."""
     return resolve(
         Basis(
             given=SearchSpace.model_validate(space).given(),
@@ -125,7 +125,7 @@ def make_fake_space(
 
 
 def make_process(folder: Path, **changes: Any) -> ProcessSetup:
-    """What a job's process needs, on the CPU and in a folder; keywords change fields."""
+    """Return what a job's process needs, on the CPU and in a folder; keywords change fields."""
     values = {
         "device": "cpu",
         "seed": 0,

@@ -57,7 +57,7 @@ def make_measurement(
     busy: float | None = 0.9,
     **changes: Any,
 ) -> Measurement:
-    """A rate in samples/s, give or take `noise` of it, with `gib` of peak memory; keywords change fields.
+    """Return a throughput, give or take `noise` of it, with `gib` of peak memory; keywords change fields.
 
     The window's blocks are all alike; where `noise` is infinite there is a single one.
     """
@@ -132,7 +132,7 @@ def make_guard(*, is_good: bool = True) -> PrecisionFigures:
 
 
 def make_rank(number: int, **changes: Any) -> RankFigures:
-    """A rank that computes nearly all of the time; keywords change fields."""
+    """Return a rank that computes nearly all of the time; keywords change fields."""
     values = {
         "rank": number,
         "device": f"cuda:{number}",
@@ -147,7 +147,7 @@ def make_rank(number: int, **changes: Any) -> RankFigures:
 
 
 def make_conditions(**changes: Any) -> DeviceConditions:
-    """A GPU by itself, at its highest clock; keywords change fields."""
+    """Return the conditions of a GPU by itself, at its highest clock; keywords change fields."""
     values = {
         "sm_clock_mhz": (1980, 1980),
         "max_sm_clock_mhz": 1980,

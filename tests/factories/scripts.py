@@ -1,4 +1,4 @@
-"""What a probe has seen of a script."""
+"""Make what a probe has seen of a script."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["make_script"]
 
 
 def make_script(**changes: Any) -> ScriptFacts:
-    """A plain loop with a DataLoader, whose loader, batch size and precision are within reach."""
+    """Return a plain loop with a DataLoader, whose loader, batch size and precision are within reach."""
     values: dict[str, Any] = {
         "observed": {"micro_batch_size": 16, "lr": 0.1},
         "loaders": (LoaderSite(file="/home/a/train.py", line=7),),

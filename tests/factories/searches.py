@@ -59,7 +59,7 @@ class FailingLauncher(FakeLauncher):
 def fake_search(
     tmp_path: Path, cost: CostModel = analytic_cost, **arguments: Any
 ) -> autotune.SearchResult:
-    """A whole search by `autotune.search`, whose folder is `run` in `tmp_path`."""
+    """Run a whole search by `autotune.search`, whose folder is `run` in `tmp_path`."""
     launcher = FakeLauncher(cost)
     given = {
         "launcher": launcher,
@@ -85,7 +85,7 @@ def make_search(
     policy: Policy = POLICY,
     **space: Any,
 ) -> Search:
-    """A search before its first trial; `is_kept`: its study is a file. Further keywords are settings of the space."""
+    """Return a search before its first trial, its study a file if `is_kept`; further keywords are settings."""
     folder.mkdir(exist_ok=True)
     resolved = resolve(
         Basis(
@@ -141,10 +141,10 @@ def confirmed(search: Search) -> tuple[SearchOutcome, Recommendation]:
 
 
 def codes_of(notes: Iterable[Note]) -> list[str]:
-    """The codes of notes, in order."""
+    """Return the codes of notes, in order."""
     return [item.code for item in notes]
 
 
 def figures_of(notes: Iterable[Note], code: str) -> list[dict[str, Any]]:
-    """The figures of the notes with a code."""
+    """Return the figures of the notes with a code."""
     return [item.figures for item in notes if item.code == code]

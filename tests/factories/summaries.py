@@ -67,14 +67,14 @@ RESNET_LOADER = make_loader_costs(
     item_bytes=600_000.0,
     collate_s=3e-3,
 )
-"""What an image costs that is decoded and augmented."""
+"""Costs of an image that is decoded and augmented."""
 LEARNED = RunVariation(sd=0.012, degrees_of_freedom=9.0, source="workload")
 """Between runs of the same settings."""
 NO_ADVICE = LrAdvice(lr=BASELINE.lr, rule="none", batch_ratio=1.0)
 
 
 def make_summary(**changes: Any) -> RunSummary:
-    """A search of ten trials that found FAST; keywords change fields."""
+    """Return a search of ten trials that found FAST; keywords change fields."""
     values: dict[str, Any] = {
         "name": "resnet | [quick]",
         "environment": SERVER,
@@ -97,7 +97,7 @@ def make_summary(**changes: Any) -> RunSummary:
 
 
 def make_rich_summary(**changes: Any) -> RunSummary:
-    """A search whose every part was measured: the loader holds the baseline, the device the recommended settings."""
+    """Return a search whose every part was measured: the loader limits the baseline, the device the winner."""
     readings = (
         BusyReading(fraction=0.33, source=PROFILER_SOURCE),
         BusyReading(fraction=0.52, source=NVML_SOURCE),
@@ -127,7 +127,7 @@ def make_rich_summary(**changes: Any) -> RunSummary:
 
 
 def make_group_summary(ranks: tuple[RankFigures, ...] = (), **changes: Any) -> RunSummary:
-    """A search on four devices whose best is ddp on two; rank 1 has the slower loader, which slows nothing down."""
+    """Return a search on four devices whose best is ddp on two; rank 1 has the slower loader, without harm."""
     ranks = ranks or (make_rank(0), make_rank(1, loader_ceiling=15_000.0))
     measured: dict[str, Any] = {"ranks": ranks, "communication": TALK, "breakdown": FED}
     single = {"loader_ceiling": 30_000.0, "device_ceiling": 12_800.0}
@@ -180,7 +180,7 @@ def with_run_changes(trial: TrialRecord, *changes: dict[str, Any]) -> TrialRecor
 def make_conditions_summary(
     *after: dict[str, Any], retries: int = 0, before: dict[str, Any] | None = None
 ) -> RunSummary:
-    """A search whose baseline ran under the usual conditions, and what it recommends under these, run by run."""
+    """Return a search whose baseline ran under the usual conditions, and its winner under these, run by run."""
     usual = make_conditions(power_w=255.0, **(before or {}))
     changed = [make_conditions(**changes) for changes in (*after, {}, {}, {})[:3]]
     baseline, fast, *others = make_trials()

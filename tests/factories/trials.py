@@ -45,7 +45,7 @@ TRACEBACK = (
 def make_record(
     number: int = 1, *, result: TrialResult | None = None, **changes: Any
 ) -> TrialRecord:
-    """A trial whose only run went well, or ended as given; keywords change the record's fields."""
+    """Return a trial whose only run went well, or ended as given; keywords change the record's fields."""
     values = {
         "number": number,
         "config": BASELINE,
@@ -70,7 +70,7 @@ def make_trial(
     measurement: Measurement | None = None,
     **result: Any,
 ) -> TrialRecord:
-    """A trial by its outcome, scored under LIMIT where it was measured; further keywords are the result's fields."""
+    """Return a trial by its outcome, scored under LIMIT if measured; further keywords are the result's fields."""
     score = None
     if measurement is not None:
         over = outcome == "over_memory"
@@ -111,7 +111,7 @@ def run_once(trials: Iterable[TrialRecord]) -> tuple[TrialRecord, ...]:
 
 
 def make_trials() -> tuple[TrialRecord, ...]:
-    """Trials of each outcome, the baseline first; it and those that are recommended ran three times."""
+    """Return trials of each outcome, the baseline first; it and those that are recommended ran three times."""
     big = FAST.model_copy(update={"micro_batch_size": 256})
     crashed: dict[str, Any] = {
         "reason": HOSTILE,
@@ -155,7 +155,7 @@ def make_confirmation(
     is_held_by_device: bool = False,
     **settings: Any,
 ) -> TrialRecord:
-    """A run at each rate; the configuration by itself or by its settings."""
+    """Return a trial with a run at each rate; the configuration by itself or by its settings."""
     held = {"host_ahead_s": 1.0 if is_held_by_device else None}
     runs = (
         make_measurement(rate, noise, gib=gib, window=make_window(rate, **held)) for rate in rates
@@ -170,7 +170,7 @@ def list_confirmations(trials: Iterable[TrialRecord]) -> tuple[TrialRecord, ...]
 
 
 def said(text: str) -> Note:
-    """A note whose sentence holds a text of any origin."""
+    """Return a note that holds a text of any origin."""
     return interrupted(by=text)
 
 

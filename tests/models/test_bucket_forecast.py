@@ -1,4 +1,4 @@
-"""What batches of like lengths win: forecast from items' lengths and from batches that were timed by their length."""
+"""Forecast the gain of batches of similar lengths."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from autotune.records.measurement import LengthStep
 from tests.factories.lengths import LENGTHS, WIDTHS, longest_of_batches, timed_widths
 
 
-def test_time_that_goes_with_the_padded_tokens_is_saved_as_these_are() -> None:
+def test_linear_time_is_saved_like_padding() -> None:
     found = forecast_buckets(
         LENGTHS, 32, longest_of_batches(LENGTHS, 32), timed_widths(lambda width: width / 1e3)
     )
@@ -24,7 +24,7 @@ def test_time_that_goes_with_the_padded_tokens_is_saved_as_these_are() -> None:
     assert found.random_padding > 0.4 > 0.1 > found.bucket_padding
 
 
-def test_a_fixed_cost_of_a_batch_leaves_less_to_save_and_attention_more() -> None:
+def test_fixed_cost_saves_less_and_attention_more() -> None:
     linear, fixed, squared = (
         forecast_buckets(
             LENGTHS, 32, longest_of_batches(LENGTHS, 32), timed_widths(seconds)
@@ -37,7 +37,7 @@ def test_a_fixed_cost_of_a_batch_leaves_less_to_save_and_attention_more() -> Non
     assert squared < linear < fixed < 1
 
 
-def test_batches_that_are_alike_today_have_nothing_left_to_win() -> None:
+def test_batches_already_alike_gain_nothing() -> None:
     whole = len(LENGTHS) - len(LENGTHS) % 8
     own = sorted(LENGTHS)[:whole]
     lengths_today = [max(own[at : at + 8]) for at in range(0, whole, 8)]
@@ -45,18 +45,18 @@ def test_batches_that_are_alike_today_have_nothing_left_to_win() -> None:
     assert found.device_time == pytest.approx(1.0, abs=0.05)
 
 
-def test_a_collate_function_that_pads_all_batches_alike_leaves_nothing_to_win() -> None:
+def test_equal_padding_has_no_time() -> None:
     steps = [LengthStep(longest=width, padded=64, seconds=1.0, relative_sd=0.0) for width in WIDTHS]
     assert forecast_buckets(LENGTHS, 8, [64] * 50, steps).device_time is None
 
 
-def test_without_timed_batches_padding_alone_is_told() -> None:
+def test_padding_alone_without_timed_batches() -> None:
     found = forecast_buckets(LENGTHS, 8, longest_of_batches(LENGTHS, 8), ())
     assert (found.device_time, found.device_time_ci) == (None, None)
     assert found.random_padding > found.bucket_padding
 
 
-def test_what_repeats_leave_open_widens_the_interval() -> None:
+def test_relative_sd_widens_the_interval() -> None:
     spans = []
     for relative_sd in (0.0, 0.3):
         found = forecast_buckets(
@@ -71,9 +71,7 @@ def test_what_repeats_leave_open_widens_the_interval() -> None:
 
 
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=80), st.integers(1, 300), st.floats(0, 2))
-def test_like_lengths_never_have_more_padding_than_random_ones(
-    lengths: list[int], size: int, relative_sd: float
-) -> None:
+def test_bucket_padding_at_most_random(lengths: list[int], size: int, relative_sd: float) -> None:
     widths = sorted({min(lengths), max(lengths)})
     found = forecast_buckets(
         lengths,
@@ -94,7 +92,7 @@ def test_like_lengths_never_have_more_padding_than_random_ones(
 
 
 @pytest.mark.parametrize(("length", "batches"), [(None, 50), (100_000, 50), (640, 5), (64, 1)])
-def test_a_pool_takes_a_quarter_of_an_epoch_at_the_most(length: int | None, batches: int) -> None:
+def test_pool_is_at_most_a_quarter_of_an_epoch(length: int | None, batches: int) -> None:
     found = forecast_buckets(
         LENGTHS, 32, longest_of_batches(LENGTHS, 32), (), dataset_length=length
     )

@@ -1,4 +1,4 @@
-"""What is claimed of a gain: shrunk where noise could have made it, hardly at all where it could not."""
+"""Shrink gains that noise could explain, and hardly any other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CONTRASTS = st.builds(make_contrast, value=st.floats(-2, 2), sd=st.floats(1e-3,
 
 
 @given(_CONTRASTS)
-def test_a_belief_lies_between_no_gain_and_what_was_measured(measured: Contrast) -> None:
+def test_belief_shrinks_towards_no_gain(measured: Contrast) -> None:
     belief = believe(measured)
     assert belief.value * measured.value >= 0
     assert abs(belief.value) <= abs(measured.value) + 1e-12
@@ -37,7 +37,7 @@ def test_a_gain_and_a_loss_are_believed_alike(measured: Contrast) -> None:
     assert loss.chance_below(0.0) == pytest.approx(1 - belief.chance_below(0.0), abs=1e-6)
 
 
-def test_the_noisier_a_gain_the_less_of_it_is_claimed() -> None:
+def test_noisy_gains_shrink_more() -> None:
     claimed = [believe(make_contrast(0.1, error)).value for error in (0.005, 0.03, 0.06, 0.2)]
     assert claimed == sorted(claimed, reverse=True)
     assert claimed[0] > 0.098
@@ -51,9 +51,9 @@ def test_a_large_gain_is_claimed_as_it_was_measured(gain: float) -> None:
     assert ratio.low > 1 + (gain - 1) / 2
 
 
-@pytest.mark.parametrize("gain", [0.03, 0.1, 0.5, 2.0])
+@pytest.mark.parametrize("gain", [0.03, 0.1, 2.0])
 @pytest.mark.parametrize("error", [0.01, 0.03])
-def test_claims_that_are_proven_are_right_in_the_mean(gain: float, error: float) -> None:
+def test_proven_claims_are_right_in_the_mean(gain: float, error: float) -> None:
     """Only measured gains beyond two errors are claimed: unshrunk these would be too high."""
     random = np.random.default_rng(0)
     measured = random.normal(log(1 + gain), error, 1_000)

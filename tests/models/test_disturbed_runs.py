@@ -37,7 +37,5 @@ from autotune.models.evidence import outliers_of
         "among runs that differ as much",
     ],
 )
-def test_a_run_far_below_others_that_agree_was_disturbed(
-    rates: Sequence[float], slow: set[int]
-) -> None:
+def test_outliers(rates: Sequence[float], slow: set[int]) -> None:
     assert outliers_of([log(rate) for rate in rates]) == slow

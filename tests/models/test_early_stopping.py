@@ -1,4 +1,4 @@
-"""A trial is stopped where its rate has fallen behind, and nowhere else."""
+"""Stop a trial that has fallen behind, and no other."""
 
 from __future__ import annotations
 
@@ -28,12 +28,6 @@ def test_nothing_is_stopped_before_its_third_block(rates: list[float]) -> None:
     assert behind_threshold(blocks(*rates), THRESHOLD) is None
 
 
-def test_a_clear_loser_is_stopped_at_its_third_block() -> None:
-    rates = [500, 505, 495]
-    assert behind_threshold(blocks(*rates[:2]), THRESHOLD) is None
-    assert behind_threshold(blocks(*rates), THRESHOLD) is not None
-
-
 def test_the_note_holds_rate_interval_and_threshold() -> None:
     seen = blocks(500, 505, 495, 500)
     reason = behind_threshold(seen, THRESHOLD)
@@ -48,28 +42,21 @@ def test_the_note_holds_rate_interval_and_threshold() -> None:
     }
 
 
-def test_a_bursty_trial_of_the_same_mean_as_a_loser_is_not_stopped() -> None:
+def test_bursty_trial_is_not_stopped() -> None:
     assert behind_threshold(blocks(500, 500, 500, 500), THRESHOLD) is not None
     assert behind_threshold(blocks(100, 900, 100, 900), THRESHOLD) is None
 
 
-def test_within_what_a_busier_device_is_worth_of_the_threshold_a_trial_goes_on() -> None:
+def test_trial_within_busy_margin_goes_on() -> None:
     assert behind_threshold(blocks(*[980] * 10, seconds=1.0), THRESHOLD) is not None
     assert behind_threshold(blocks(*[981] * 10, seconds=1.0), THRESHOLD) is None
 
 
 @given(st.lists(st.floats(1.0, 5_000.0), min_size=3, max_size=30))
-def test_what_is_at_the_threshold_so_far_is_not_stopped(rates: list[float]) -> None:
+def test_trial_at_threshold_is_not_stopped(rates: list[float]) -> None:
     seen = blocks(*rates, seconds=1.0)
     is_at_it = mean_rate(seen)[0] >= THRESHOLD.low_samples_per_s
     assert not is_at_it or behind_threshold(seen, THRESHOLD) is None
-
-
-@given(st.lists(st.floats(1.0, 5_000.0), min_size=3, max_size=30), st.floats(1.0, 4.0))
-def test_a_higher_threshold_stops_no_less(rates: list[float], factor: float) -> None:
-    higher = PruningThreshold(number=4, low_samples_per_s=THRESHOLD.low_samples_per_s * factor)
-    if behind_threshold(blocks(*rates), THRESHOLD) is not None:
-        assert behind_threshold(blocks(*rates), higher) is not None
 
 
 def runs_that_are_stopped(
@@ -89,14 +76,12 @@ def runs_that_are_stopped(
 @pytest.mark.parametrize(
     ("spread", "correlation"), [(0.02, 0.0), (0.1, 0.0), (0.3, 0.0), (0.1, 0.5)]
 )
-def test_of_trials_as_fast_as_the_threshold_hardly_one_is_stopped(
-    spread: float, correlation: float
-) -> None:
+def test_equal_trials_are_rarely_stopped(spread: float, correlation: float) -> None:
     assert runs_that_are_stopped(1_050.0, spread=spread, correlation=correlation) < 0.1
 
 
 @pytest.mark.parametrize("spread", [0.02, 0.1])
-def test_trials_of_half_the_rate_are_stopped_almost_always(spread: float) -> None:
+def test_half_as_fast_trials_are_stopped(spread: float) -> None:
     assert runs_that_are_stopped(500.0, spread=spread, correlation=0.0) > 0.95
 
 
@@ -111,7 +96,7 @@ def _wandering(
     return rates
 
 
-def test_who_holds_the_best_narrows_its_share_of_luck_alone() -> None:
+def test_luck_of() -> None:
     spread = assumed_variation("cuda")
     assert spread.device is not None
     by_chance = 2.920  # Student's t of two degrees of freedom, one-sided 95 %

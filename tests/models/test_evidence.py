@@ -42,13 +42,13 @@ def test_without_a_run_of_each_nothing_is_known() -> None:
     assert evidence(run(0, 100), run(1, 200)).contrast(1, 0, since=1) is None
 
 
-def test_single_runs_say_as_much_as_is_expected_of_such_a_machine() -> None:
+def test_single_runs_have_the_prior_interval() -> None:
     """Student's t of three degrees: the 95 % interval of a ratio of two runs."""
     ratio = contrast(run(0, 100), run(1, 200)).ratio()
     assert log(ratio.high / ratio.low) / 2 == pytest.approx(3.18 * 2**0.5 * 0.08, rel=0.25)
 
 
-def test_repeats_that_agree_narrow_all_contrasts_and_those_that_differ_widen_them() -> None:
+def test_repeats_inform_all_contrasts() -> None:
     pair = run(0, 100), run(1, 120)
     agreeing, differing = (
         [run(2, 50), run(2, other), run(2, 50), run(2, other)] for other in (50.5, 80)
@@ -57,7 +57,7 @@ def test_repeats_that_agree_narrow_all_contrasts_and_those_that_differ_widen_the
     assert narrow < usual < wide
 
 
-def test_a_single_run_of_another_configuration_changes_nothing() -> None:
+def test_single_run_of_another_changes_nothing() -> None:
     pair = [run(0, 100), run(1, 120), run(0, 104)]
     assert contrast(*pair, run(7, 3000)).sd == pytest.approx(contrast(*pair).sd)
 
@@ -69,13 +69,13 @@ def test_a_run_that_others_disturbed_hardly_counts() -> None:
     assert exp(contrast(*steady, run(0, 10)).value) > 3
 
 
-def test_only_late_runs_count_where_a_leader_was_chosen_by_the_early_ones() -> None:
+def test_only_runs_since_settling_count() -> None:
     runs = [run(0, 100), run(1, 300), run(0, 100), run(1, 200)]
     assert exp(contrast(*runs, since=2).value) == pytest.approx(2.0)
     assert exp(contrast(*runs).value) > 2.3
 
 
-def test_what_the_device_holds_is_compared_by_its_own_variation() -> None:
+def test_device_bound_runs_have_their_own_variation() -> None:
     pair = [run(0, 100), run(1, 103), run(0, 100), run(1, 103)]
     held = [replace(one, is_held_by_device=True) for one in pair]
     assert contrast(*held, spread=BY_KIND).chance_below(0.0) < 0.01
@@ -85,7 +85,7 @@ def test_what_the_device_holds_is_compared_by_its_own_variation() -> None:
 
 
 @pytest.mark.parametrize("sd", [0.02, 0.08, 0.2])
-def test_intervals_hold_the_truth_as_often_as_they_say(sd: float) -> None:
+def test_contrast_coverage(sd: float) -> None:
     """400 sets of four runs each; where runs differ by twice what is expected, a little less often."""
     random = np.random.default_rng(0)
     held = 0

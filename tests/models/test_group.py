@@ -1,4 +1,4 @@
-"""A group's measurement: all samples over the slowest rank's time, and the worst rank's waits and memory."""
+"""Merge ranks: all samples over the slowest rank's time, the worst rank's waits and memory."""
 
 from __future__ import annotations
 
@@ -76,13 +76,17 @@ def make_part(
     return Measurement.model_validate(values | changes)
 
 
+def merge(*ranks: dict[str, Any]) -> Measurement:
+    return merged_measurement([make_part(rank, **changes) for rank, changes in enumerate(ranks)])
+
+
 def test_a_single_rank_stays_as_it_is() -> None:
     part = make_part(0)
     assert merged_measurement([part]) is part
 
 
-def test_the_rate_is_that_of_all_samples_over_the_slowest_ranks_time() -> None:
-    group = merged_measurement([make_part(0, seconds=1.0), make_part(1, seconds=1.25)])
+def test_slowest_rank_sets_the_throughput() -> None:
+    group = merge({"seconds": 1.0}, {"seconds": 1.25})
     assert group.samples_per_s == pytest.approx(200 / 1.25)
     low, high = group.samples_per_s_ci
     assert low < group.samples_per_s < high
@@ -90,132 +94,101 @@ def test_the_rate_is_that_of_all_samples_over_the_slowest_ranks_time() -> None:
     assert group.window.epoch_samples == 10_000
 
 
-def test_the_worst_ranks_waits_and_busy_fraction_are_the_groups() -> None:
-    group = merged_measurement(
-        [make_part(0, busy_fraction=0.5, busy_source="its own"), make_part(1, data_wait_s=0.4)]
+def test_worst_rank_sets_waits_and_busy_fraction() -> None:
+    busy, starved = make_breakdown(wait=0.1), make_breakdown(wait=0.5)
+    group = merge(
+        {"busy_fraction": 0.5, "busy_source": "its own", "breakdown": busy},
+        {"data_wait_s": 0.4, "breakdown": starved, "is_drained": False},
     )
     assert (group.busy_fraction, group.busy_source) == (0.5, "its own")
     assert group.data_wait_fraction == pytest.approx(0.4)
     assert group.window.blocks[0].data_wait_s == pytest.approx(0.4)
     assert group.loss == 0.0
+    assert group.breakdown == starved
+    assert not group.window.is_drained
 
 
-def test_the_loader_that_makes_least_holds_up_all_ranks() -> None:
-    group = merged_measurement([make_part(0, made=60.0, data_wait_s=0.2), make_part(1, made=100.0)])
+def test_slowest_loader_holds_up_all_ranks() -> None:
+    group = merge({"made": 60.0, "data_wait_s": 0.2}, {"made": 100.0})
     assert group.window.made == pytest.approx(10 * 2 * 60.0)
     assert group.samples_per_s == pytest.approx(120.0)
-    assert merged_measurement([make_part(0, made=60.0), make_part(1)]).window.made is None
+    assert merge({"made": 60.0}, {}).window.made is None
 
 
 def test_ranks_on_one_machines_ram_need_it_together() -> None:
-    group = merged_measurement([make_part(0, peak_bytes=100), make_part(1, peak_bytes=150)])
+    group = merge({"peak_bytes": 100}, {"peak_bytes": 150})
     assert group.peak_memory_bytes == group.memory.peak_bytes == 250
     assert "all 2 ranks" in group.memory.source
 
 
-def test_ranks_over_hosts_need_the_ram_of_the_one_that_is_fullest() -> None:
-    parts = [
-        make_part(rank, host=host, peak_bytes=100 + rank)
-        for rank, host in enumerate((0, 0, 1, 1, 2))
-    ]
-    memory = merged_measurement(parts).memory
+def test_fullest_host_sets_the_ram() -> None:
+    hosts = enumerate((0, 0, 1, 1, 2))
+    memory = merge(*({"host": host, "peak_bytes": 100 + rank} for rank, host in hosts)).memory
     assert memory.peak_bytes == 102 + 103
     assert "2 ranks" in memory.source
 
 
-def test_of_devices_with_memory_of_their_own_the_fullest_counts() -> None:
-    parts = [
-        make_part(0, device="cuda:0", peak_bytes=100),
-        make_part(1, device="cuda:1", peak_bytes=150),
+def test_fullest_device_sets_the_memory() -> None:
+    ranks = [
+        {
+            "device": f"cuda:{rank}",
+            "peak_bytes": peak,
+            "memory": MemorySample(peak_bytes=peak, source="x", alloc_retries=retries),
+        }
+        for rank, (peak, retries) in enumerate([(150, 0), (140, 2)])
     ]
-    assert merged_measurement(parts).peak_memory_bytes == 150
-
-
-def test_a_group_thrashes_where_one_of_its_ranks_does() -> None:
-    memories = [
-        MemorySample(peak_bytes=150, source="x", alloc_retries=0),
-        MemorySample(peak_bytes=140, source="x", alloc_retries=2),
-    ]
-    parts = [
-        make_part(rank, device=f"cuda:{rank}", memory=memory)
-        for rank, memory in enumerate(memories)
-    ]
-    memory = merged_measurement(parts).memory
+    group = merge(*ranks)
+    assert group.peak_memory_bytes == 150
+    memory = group.memory
     assert (memory.peak_bytes, memory.alloc_retries, memory.is_thrashing) == (150, 2, True)
-    uncounted = [make_part(rank, device=f"cuda:{rank}") for rank in range(2)]
-    assert merged_measurement(uncounted).memory.alloc_retries is None
+    assert merge({"device": "cuda:0"}, {"device": "cuda:1"}).memory.alloc_retries is None
 
 
-def test_all_ranks_go_at_the_pace_of_the_slowest_ceiling() -> None:
-    def ceilings(loader: float | None, device: float) -> Ceilings:
-        return Ceilings(
-            loader=None
-            if loader is None
-            else Ceiling(samples_per_s=loader, samples=10, seconds=1.0, batches=1),
-            device=Ceiling(samples_per_s=device, samples=10, seconds=1.0, batches=1),
-        )
+def test_slowest_ceiling_times_ranks() -> None:
+    def ceilings(**rates: float) -> dict[str, Ceilings]:
+        known = {
+            side: Ceiling(samples_per_s=rate, samples=10, seconds=1.0, batches=1)
+            for side, rate in rates.items()
+        }
+        return {"ceilings": Ceilings(**known)}
 
-    group = merged_measurement(
-        [make_part(0, ceilings=ceilings(50.0, 90.0)), make_part(1, ceilings=ceilings(80.0, 70.0))]
-    )
+    other = ceilings(loader=80.0, device=70.0, copy=30.0)
+    group = merge(ceilings(loader=50.0, device=90.0, copy=30.0), other)
     assert (group.loader_ceiling, group.device_ceiling) == (100.0, 140.0)
-    partly = merged_measurement(
-        [make_part(0, ceilings=ceilings(None, 90.0)), make_part(1, ceilings=ceilings(80.0, 70.0))]
-    )
+    assert group.copy_ceiling == 60.0
+    partly = merge(ceilings(device=90.0), other)
     assert (partly.loader_ceiling, partly.device_ceiling) == (None, 140.0)
-    assert (
-        merged_measurement([make_part(0, ceilings=ceilings(1.0, 1.0)), make_part(1)]).ceilings
-        is None
-    )
-    copy = Ceiling(samples_per_s=30.0, samples=10, seconds=1.0, batches=1)
-    copying = [make_part(rank, ceilings=Ceilings(copy=copy)) for rank in range(2)]
-    assert merged_measurement(copying).copy_ceiling == 60.0
+    assert merge(other, {}).ceilings is None
 
 
-def test_what_the_devices_did_is_told_of_all_of_them() -> None:
+def test_conditions_of_all_devices() -> None:
     own = DeviceConditions(power_w=300.0, energy_j=300.0, sm_clock_mhz=(1980, 1980))
-    other = DeviceConditions(
-        power_w=500.0, energy_j=500.0, sm_clock_mhz=(1980, 1500), throttle_reasons=("thermal",)
-    )
-    group = merged_measurement([make_part(0, conditions=own), make_part(1, conditions=other)])
+    other = DeviceConditions(power_w=500.0, energy_j=500.0, sm_clock_mhz=(1980, 1500))
+    group = merge({"conditions": own}, {"conditions": other})
     assert group.conditions is not None
     assert (group.conditions.power_w, group.conditions.energy_j) == (800.0, 800.0)
-    assert group.conditions.throttle_reasons == ("thermal",)
     assert group.conditions.has_moved
     assert group.joules_per_sample == pytest.approx(800 / group.samples_per_s)
-    assert merged_measurement([make_part(0), make_part(1)]).conditions is None
+    assert merge({}, {}).conditions is None
 
 
 def test_restarts_count_the_samples_of_all_ranks() -> None:
-    restarts = (Restart(seconds=0.5, samples=20),)
-    group = merged_measurement([make_part(0, restarts=restarts), make_part(1, restarts=restarts)])
-    assert group.window.restarts == (Restart(seconds=0.5, samples=40),)
+    rank = {"restarts": (Restart(seconds=0.5, samples=20),)}
+    assert merge(rank, rank).window.restarts == (Restart(seconds=0.5, samples=40),)
 
 
-def test_where_the_time_goes_is_told_of_the_rank_that_waits_most() -> None:
-    busy, starved = make_breakdown(wait=0.1), make_breakdown(wait=0.5)
-    parts = [make_part(0, breakdown=busy), make_part(1, data_wait_s=0.5, breakdown=starved)]
-    assert merged_measurement(parts).breakdown == starved
-
-
-def test_a_group_is_drained_once_all_of_it_are() -> None:
-    assert not merged_measurement([make_part(0), make_part(1, is_drained=False)]).window.is_drained
-
-
-def test_what_one_rank_could_not_measure_bears_its_number() -> None:
+def test_notes_of_one_rank_name_it() -> None:
     both, alone = window_stopped(), extra_failed("copy", cause="x")
-    found = merged_measurement(
-        [make_part(0, notes=(both,)), make_part(1, notes=(both, alone))]
-    ).notes
+    found = merge({"notes": (both,)}, {"notes": (both, alone)}).notes
     assert found == (both, on_ranks(alone, [1]))
     assert found[1].figures == {**alone.figures, "on_ranks": [1]}
 
 
 def test_windows_of_different_length_are_no_group() -> None:
     with pytest.raises(ValueError, match=r"\[9, 10\]"):
-        merged_measurement([make_part(0), make_part(1, blocks=9)])
+        merge({}, {"blocks": 9})
     with pytest.raises(ValueError, match="one rank"):
-        merged_measurement([])
+        merge()
 
 
 def make_load(*, busy_s: float, own_s: float, seconds: float = 10.0) -> HostLoad:
@@ -224,17 +197,11 @@ def make_load(*, busy_s: float, own_s: float, seconds: float = 10.0) -> HostLoad
     )
 
 
-def test_ranks_of_a_host_share_its_load_and_the_most_loaded_host_counts() -> None:
+def test_most_loaded_host_counts() -> None:
     mild, heavy = make_load(busy_s=30.0, own_s=10.0), make_load(busy_s=30.0, own_s=5.0, seconds=9.0)
-    parts = [
-        make_part(rank, host=rank // 2, host_load=(mild, heavy)[rank // 2]) for rank in range(4)
-    ]
-    load = merged_measurement(parts).host_load
+    loads = [(0, mild), (0, mild), (1, heavy), (1, heavy)]
+    load = merge(*({"host": host, "host_load": own} for host, own in loads)).host_load
     assert load is not None
     assert load.own_s == 10.0
     assert load.others_cores == pytest.approx(20 / 9)
-
-
-def test_other_load_is_unknown_where_a_rank_lacks_its_own_time() -> None:
-    parts = [make_part(0, host_load=make_load(busy_s=30.0, own_s=10.0)), make_part(1)]
-    assert merged_measurement(parts).host_load is None
+    assert merge({"host_load": mild}, {}).host_load is None

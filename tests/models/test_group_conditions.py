@@ -1,4 +1,4 @@
-"""How the conditions of several devices become one."""
+"""Merge the conditions of several devices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def make(**given: Any) -> DeviceConditions:
     return DeviceConditions.model_validate(given)
 
 
-def test_several_devices_are_told_by_their_sums_and_by_the_worst_of_them() -> None:
+def test_sums_and_worst_of_several_devices() -> None:
     cool = make(
         sm_clock_mhz=(1980, 1980),
         max_sm_clock_mhz=1980,

@@ -1,4 +1,4 @@
-"""The error of saying "faster" is kept over all looks at all configurations."""
+"""Keep the error of proofs over all interim analyses of all configurations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def ledger_of(
     return ledger
 
 
-def test_a_clear_gain_is_proven_by_two_runs_each_and_not_by_one() -> None:
+def test_clear_gain_takes_two_runs_each() -> None:
     assert ledger_of((0, 100), (1, 900)).proven == {}
     assert ledger_of((0, 100), (1, 900), (0, 101)).proven == {}
     proven = ledger_of((0, 100), (1, 900), (0, 101), (1, 890)).proven
@@ -35,14 +35,14 @@ def test_a_clear_gain_is_proven_by_two_runs_each_and_not_by_one() -> None:
     assert 2 < exp(proven[1]) < 9
 
 
-def test_a_small_gain_takes_many_pairs_and_is_proven_after_the_choice() -> None:
+def test_small_gain_is_proven_after_settling() -> None:
     ledger = ledger_of(*[(0, 100), (1, 110)] * 2)
     assert ledger.proven == {}
     ledger.settle(1)
     for pair in range(9):
         for number, rate in ((0, 100 + pair % 2), (1, 110 + pair % 2)):
             ledger.add(Run(log(rate), 1e-4, number=number, at_s=100.0 + 5 * pair + number))
-        ledger.look((pair + 1) / 9)
+        ledger.analyze((pair + 1) / 9)
     assert set(ledger.proven) == {1}
 
 
@@ -54,22 +54,22 @@ def test_a_proof_is_never_taken_back() -> None:
     assert ledger.proven[1] >= before
 
 
-def test_what_was_chosen_by_its_luck_must_show_its_gain_again() -> None:
+def test_lucky_leader_is_not_proven() -> None:
     """Twice a lucky candidate, and no faster than the baseline once it was settled on."""
     runs = [(0, 100.0), (1, 140.0), (0, 100.0), (1, 130.0)]
     ledger = ledger_of(*runs, *[(0, 100.0), (1, 101.0)] * 4, settles_after=4)
-    ledger.look(1.0, is_last=True)
+    ledger.analyze(1.0, is_last=True)
     assert ledger.proven == {}
 
 
-def test_a_leader_that_falls_leaves_error_for_the_next_one() -> None:
+def test_second_leader_can_be_proven() -> None:
     ledger = ledger_of((0, 100), (1, 105), (0, 100), (1, 105))
     ledger.settle(1)
     ledger.settle(2)
     for pair in range(4):
         ledger.add(Run(log(100), 1e-4, number=0, at_s=200.0 + pair))
         ledger.add(Run(log(200), 1e-4, number=2, at_s=200.5 + pair))
-    ledger.look(1.0, is_last=True)
+    ledger.analyze(1.0, is_last=True)
     assert set(ledger.proven) == {2}
 
 
@@ -82,20 +82,15 @@ def record_of(number: int, *rates: float) -> TrialRecord:
     return make_record(number, results=tuple(runs))
 
 
-def test_a_search_that_goes_on_has_the_proofs_of_its_former_runs() -> None:
-    assert set(
-        Ledger.going_on(SPREAD, [record_of(0, 100.0, 101.0), record_of(1, 900.0, 890.0)]).proven
-    ) == {1}
-
-
-def test_runs_are_taken_up_in_the_order_in_which_they_ended() -> None:
+def test_resumed_ledger() -> None:
     ledger = Ledger.going_on(SPREAD, [record_of(0, 100.0, 101.0), record_of(1, 900.0, 890.0)])
     assert [run.number for run in ledger.runs] == [0, 1, 0, 1]
+    assert set(ledger.proven) == {1}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sd", [0.015, 0.05, 0.1, 0.2])
-def test_with_nothing_to_win_hardly_any_search_says_faster(sd: float) -> None:
+def test_false_proofs_are_rare(sd: float) -> None:
     """Eight configurations run once, the best again, then it and the baseline eight times each; 400 searches.
 
     It is the worst case: whole searches mostly see that nothing is worth a change before they settle.
@@ -119,6 +114,6 @@ def test_with_nothing_to_win_hardly_any_search_says_faster(sd: float) -> None:
         for pair in range(8):
             ledger.add(draw(0, 45.0 + 5 * pair))
             ledger.add(draw(best, 47.0 + 5 * pair))
-            ledger.look((pair + 1) / 8, is_last=pair == 7)
+            ledger.analyze((pair + 1) / 8, is_last=pair == 7)
         false += bool(ledger.proven)
     assert false <= 8

@@ -1,4 +1,4 @@
-"""A leak is told with its slope and its end; a heap that fills, steps of an allocator and noise are not."""
+"""Report leaks, but no heap that fills, steps of an allocator, or noise."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def run_with(**changes: Any) -> Measurement:
     )
 
 
-def test_what_adds_as_much_in_each_stretch_is_a_growth_with_its_slope() -> None:
+def test_steady_growth_has_its_slope() -> None:
     chance = random.Random(0)
     found = grown(*(GIB + MIB * (10 * place + chance.gauss(0, 2)) for place in range(40)))
     assert found.low < MIB < found.high
@@ -79,11 +79,11 @@ def test_a_creep_counts_once_most_runs_show_it() -> None:
     assert len(growth_notes([run_with(), run_with(), flat], LIMITS, "baseline")) == 1
 
 
-def test_what_reaches_the_limit_in_months_is_not_told() -> None:
+def test_slow_growth_has_no_note() -> None:
     assert growth_notes([run_with(bytes_per_batch=20.0, half_width=1.0)], LIMITS, "baseline") == ()
 
 
-def test_memory_that_may_grow_for_all_that_is_known_is_not_excluded() -> None:
+def test_unsure_growth_is_not_excluded() -> None:
     unsure, constant = (
         run_with(bytes_per_batch=0.0, half_width=1e5),
         run_with(bytes_per_batch=0.0, half_width=0.0),
@@ -99,7 +99,7 @@ def test_windows_of_too_few_blocks_exclude_nothing() -> None:
     assert kinds_not_excluded([make_measurement()], replace(LIMITS, limit_is_ram=True)) == ("host",)
 
 
-def test_host_memory_is_held_against_ram_where_the_limit_is_on_a_device() -> None:
+def test_host_memory_against_ram() -> None:
     host = run_with(kind="host", last_bytes=63 * GIB)
     (told,) = growth_notes([host], LIMITS, "recommended")
     assert told.figures["batches_to_limit"] == round(GIB / 1e6)

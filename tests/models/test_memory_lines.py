@@ -1,4 +1,4 @@
-"""Lines of memory against the micro batch, one for each kind of settings, and the largest batch that ran."""
+"""Fit lines of memory over the micro batch, and note the largest batch that ran."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from autotune.models.memory import (
 from autotune.models.observations import ConfiguredPoint, configured_points
 from autotune.note import Note
 from autotune.policy import POLICY
-from autotune.records.measurement import Block
+from autotune.records.measurement import Block, Measurement
 from autotune.records.result import CurvePoint, Curves
 from autotune.records.trial import Score, TrialRecord, TrialResult
-from tests.factories import make_measurement, make_point, make_record, make_space
+from tests.factories import make_measurement, make_point, make_record, make_space, with_first
 
 MIB = 2**20
 LIMIT = 1_000
@@ -42,16 +42,12 @@ def trial() -> MakeTrial:
 
     def make(number: int, batch: int, peak_mib: int | None, **settings: object) -> TrialRecord:
         config = TrainingConfig.model_validate({"micro_batch_size": batch, **settings})
-        if peak_mib is None:
-            return TrialRecord(number=number, config=config, results=(TrialResult(outcome="oom"),))
-        measurement = make_measurement(peak_memory_bytes=peak_mib * MIB)
-        score = Score(value=1.0, feasible=peak_mib <= 1000)
-        return TrialRecord(
-            number=number,
-            config=config,
-            results=(TrialResult(outcome="ok", measurement=measurement),),
-            score=score,
-        )
+        result = TrialResult(outcome="oom")
+        if peak_mib is not None:
+            measurement = make_measurement(peak_memory_bytes=peak_mib * MIB)
+            result = TrialResult(outcome="ok", measurement=measurement)
+        score = Score(value=1.0, feasible=(peak_mib or 0) <= 1000)
+        return make_record(number, config=config, result=result, score=score)
 
     return make
 
@@ -70,22 +66,12 @@ def fitted(points: Sequence[tuple[int, int]]) -> MemoryLine:
     )
 
 
-@given(BATCHES, st.integers(0, 10**10), st.integers(1, 10**8))
-def test_memory_that_is_a_line_is_found_again(batches: list[int], fixed: int, slope: int) -> None:
-    line = fitted([(batch, fixed + slope * batch) for batch in batches])
-    for batch in (*batches, 2 * max(batches)):
-        expected, error = line.predict(batch)
-        assert abs(expected - fixed - slope * batch) < 1.5 * error
-
-
 @given(
     BATCHES,
     st.lists(st.integers(10**6, 10**9), min_size=12, max_size=12),
     st.integers(10**6, 10**10),
 )
-def test_the_largest_batch_is_sure_to_fit_and_the_next_is_not(
-    batches: list[int], peaks: list[int], limit: int
-) -> None:
+def test_largest_batch_of_a_line(batches: list[int], peaks: list[int], limit: int) -> None:
     line = fitted(list(zip(batches, peaks, strict=False)))
     largest, most = line.largest_batch(limit, 200), 200
     assert line.bytes_per_sample >= 0
@@ -99,14 +85,7 @@ def test_the_largest_batch_is_sure_to_fit_and_the_next_is_not(
     assert largest == most or chances[-1] < POLICY.trials.sure_to_fit
 
 
-@given(BATCHES, st.lists(st.integers(10**6, 10**9), min_size=12, max_size=12))
-def test_the_error_grows_away_from_the_points(batches: list[int], peaks: list[int]) -> None:
-    line = fitted(list(zip(batches, peaks, strict=False)))
-    far = [line.predict(max(batches) * times)[1] for times in (1, 2, 4)]
-    assert far == sorted(far)
-
-
-def test_one_batch_makes_no_line_and_more_trials_a_surer_one(trial: MakeTrial) -> None:
+def test_line_needs_two_batches(trial: MakeTrial) -> None:
     records = [trial(0, 32, 132), trial(1, 64, 164)]
     assert lines_of([records[0], records[0]]) == ()
     (two,), (eight,) = lines_of(records), lines_of(records * 4)
@@ -128,7 +107,7 @@ def test_each_precision_has_its_own_line(trial: MakeTrial) -> None:
     assert (line.config.amp_dtype, line.batches) == ("float32", (32, 64))
 
 
-def test_trials_on_other_devices_have_lines_of_their_own(trial: MakeTrial) -> None:
+def test_one_line_for_each_kind(trial: MakeTrial) -> None:
     """One rank takes 100 MiB and 1 MiB a sample, the two of a group twice that: one line would be off by far."""
     groups: list[dict[str, Any]] = [
         {},
@@ -162,24 +141,7 @@ def test_trials_on_other_devices_have_lines_of_their_own(trial: MakeTrial) -> No
 # Loader workers
 
 
-@given(st.integers(0, 10**10), st.integers(1, 10**8), st.integers(1, 10**9), st.integers(0, 8))
-def test_what_a_worker_takes_is_found_beside_the_batch(
-    base: int, sample: int, worker: int, workers: int
-) -> None:
-    peaks = [
-        Peak(
-            TrainingConfig(micro_batch_size=batch, num_workers=own),
-            base + sample * batch + worker * own,
-        )
-        for batch in (32, 64, 128)
-        for own in (0, 2, 4, 8)
-    ]
-    model = MemoryModel(observed=peaks, has_workers_in_ram=True)
-    (expected,), (sd,) = model.expect([TrainingConfig(micro_batch_size=100, num_workers=workers)])
-    assert abs(expected - base - sample * 100 - worker * workers) < 2 * sd
-
-
-def test_a_line_is_less_sure_for_workers_that_were_not_tried(trial: MakeTrial) -> None:
+def test_line_of_untried_workers_is_less_sure(trial: MakeTrial) -> None:
     peaks = [(32, 132, 0), (32, 191, 2), (64, 166, 0), (64, 224, 2), (128, 226, 0), (128, 291, 2)]
     records = [
         trial(number, batch, peak, num_workers=own)
@@ -206,8 +168,8 @@ def test_workers_do_not_shrink_memory(trial: MakeTrial) -> None:
     assert line.workers_bytes >= 0
 
 
-def test_the_biggest_batch_is_predicted_for_its_own_workers(trial: MakeTrial) -> None:
-    """It ran with 8 workers of 30 MiB, the others with none to four."""
+def test_prediction_uses_the_trials_workers(trial: MakeTrial) -> None:
+    """Predict a batch with 8 workers of 30 MiB from others with none to four."""
     workers = {32: (0, 4), 64: (0, 2), 128: (0, 4), 512: (8,)}
     ran = [(batch, own) for batch, counts in workers.items() for own in counts]
     records = [
@@ -236,100 +198,68 @@ def mib_of(largest: Note) -> list[float]:
 
 
 def note_of(
-    records: list[TrialRecord], config: TrainingConfig, *batches: int, limit_is_ram: bool = False
+    records: list[TrialRecord], config: TrainingConfig, *batches: int, **changes: Any
 ) -> Note | None:
-    return largest_batch_note(
-        records, config, 1000 * MIB, batches=batches, limit_is_ram=limit_is_ram
-    )
+    given = {"limit_is_ram": False, **changes}
+    return largest_batch_note(records, config, 1000 * MIB, batches=batches, **given)
 
 
-def largest_of(
-    records: list[TrialRecord], *batches: int, overloaded: tuple[int, ...] = ()
-) -> tuple[str, int] | None:
-    """Return what bounds the batch, and the batch."""
-    largest = largest_batch_note(
-        records,
-        TrainingConfig(),
-        1000 * MIB,
-        batches=batches,
-        limit_is_ram=False,
-        overloaded=overloaded,
-    )
-    if largest is None:
-        return None
-    batch = largest.figures["micro_batch_size"]
-    assert isinstance(batch, int)
-    return str(largest.figures["bounded_by"]), batch
+def make_thrashing(peak_bytes: int) -> Measurement:
+    measured = make_measurement(peak_memory_bytes=peak_bytes)
+    memory = measured.memory.model_copy(update={"alloc_retries": 2})
+    return measured.model_copy(update={"memory": memory})
 
 
-def test_the_largest_batch_ran_and_stands_beside_its_prediction(trial: MakeTrial) -> None:
+def test_prediction_of_the_largest_batch(trial: MakeTrial) -> None:
     records = [
-        trial(0, 32, 132),
-        trial(1, 64, 164),
-        trial(2, 128, 228),
-        trial(3, 512, 700),
-        trial(4, 1024, 1124),
+        trial(number, batch, 100 + batch) for number, batch in enumerate((32, 64, 128, 1024))
     ]
-    batches = (32, 64, 128, 256, 512, 1024)
-    assert largest_of(records, *batches) == ("limit", 512)
-    largest = note_of(records, TrainingConfig(), *batches)
+    largest = note_of([*records, trial(4, 512, 700)], TrainingConfig(), 32, 512, 1024)
     assert largest is not None
     assert mib_of(largest)[:3] == pytest.approx([1000, 700, 612], abs=60)
 
 
-def test_without_two_other_batches_there_is_no_prediction(trial: MakeTrial) -> None:
+def test_prediction_needs_two_other_batches(trial: MakeTrial) -> None:
     largest = note_of([trial(0, 32, 132)], TrainingConfig(), 32)
     assert largest is not None
     assert mib_of(largest) == [1000, 132]
 
 
-def test_out_of_memory_shows_a_largest_batch_too(trial: MakeTrial) -> None:
-    assert largest_of([trial(0, 32, 132), trial(1, 64, None)], 32, 64) == ("limit", 32)
+@pytest.mark.parametrize(
+    ("peaks", "batches", "overloaded", "expected"),
+    [
+        ({32: 132, 64: None}, (32, 64), (), ("limit", 32)),
+        ({32: 132, 512: 700, 1024: 1124}, (32, 512, 1024), (), ("limit", 512)),
+        ({32: 132, 64: 164}, (32, 64), (), ("space", 64)),
+        ({32: 132, 64: 164}, (32, 64, 256), (), ("trials", 64)),
+        ({32: 132, 64: 164, 512: None}, (32, 64, 256, 512), (), ("trials", 64)),
+        ({32: 132, 64: 164, 128: 228, 256: 356}, (32, 64, 128, 256), (2,), ("limit", 64)),
+        ({32: 132, 64: 164}, (32, 64), (0,), None),
+        ({32: 2000}, (32, 64), (), None),
+    ],
+)
+def test_what_bounds_the_largest_batch(
+    trial: MakeTrial,
+    peaks: dict[int, int | None],
+    batches: tuple[int, ...],
+    overloaded: tuple[int, ...],
+    expected: tuple[str, int] | None,
+) -> None:
+    """`overloaded`: trials that failed on the largest samples."""
+    records = [trial(number, *point) for number, point in enumerate(peaks.items())]
+    note = note_of(records, TrainingConfig(), *batches, overloaded=overloaded)
+    assert (note and (note.figures["bounded_by"], note.figures["micro_batch_size"])) == expected
 
 
-def test_a_trial_that_thrashed_is_too_big_and_no_point_of_a_line(trial: MakeTrial) -> None:
-    thrashing = trial(2, 128, 999)
-    assert thrashing.measurement is not None
-    memory = thrashing.measurement.memory.model_copy(update={"alloc_retries": 5})
-    result = TrialResult(
-        outcome="ok", measurement=thrashing.measurement.model_copy(update={"memory": memory})
-    )
-    thrashing = thrashing.model_copy(
-        update={"results": (result,), "score": Score(value=1.0, feasible=False)}
-    )
+def test_thrashing_trial_is_too_big(trial: MakeTrial) -> None:
+    thrashing = with_first(trial(2, 128, 999), measurement=make_thrashing(999 * MIB))
+    thrashing = thrashing.model_copy(update={"score": Score(value=1.0, feasible=False)})
     records = [trial(0, 32, 132), trial(1, 64, 164), thrashing]
-    assert largest_of(records, 32, 64, 128) == ("limit", 64)
+    largest = note_of(records, TrainingConfig(), 32, 64, 128)
+    assert largest is not None
+    assert largest.figures["bounded_by"] == "limit"
     (line,) = lines_of(records)
     assert line.batches == (32, 64)
-
-
-def test_a_batch_between_that_never_ran_leaves_open_what_the_limit_allows(trial: MakeTrial) -> None:
-    records = [trial(0, 32, 132), trial(1, 64, 164), trial(2, 512, None)]
-    assert largest_of(records, 32, 64, 512) == ("limit", 64)
-    assert largest_of(records, 32, 64, 256, 512) == ("trials", 64)
-
-
-def test_a_batch_that_failed_on_the_largest_samples_counts_as_too_big(trial: MakeTrial) -> None:
-    records = [
-        trial(0, 32, 132),
-        trial(1, 64, 164),
-        trial(2, 128, 228),
-        trial(3, 128, 228),
-        trial(4, 256, 356),
-    ]
-    assert largest_of(records, 32, 64, 128, 256) == ("space", 256)
-    assert largest_of(records, 32, 64, 128, 256, overloaded=(2,)) == ("limit", 64)
-    assert largest_of(records, 32, 64, 128, 256, overloaded=(0,)) is None
-
-
-def test_without_a_batch_that_was_too_big_nothing_is_claimed_of_the_limit(trial: MakeTrial) -> None:
-    records = [trial(0, 32, 132), trial(1, 64, 164)]
-    assert largest_of(records, 32, 64) == ("space", 64)
-    assert largest_of(records, 32, 64, 256) == ("trials", 64)
-
-
-def test_where_nothing_is_within_the_limit_there_is_no_largest_batch(trial: MakeTrial) -> None:
-    assert largest_of([trial(0, 32, 2000)], 32, 64) is None
 
 
 # Peaks of trials and of curves
@@ -350,32 +280,28 @@ def test_peaks_are_those_of_looks_and_of_trials() -> None:
     assert peaks(looks, make_record(result=result)) == [(64, 300), (32, 200)]
 
 
+STOPPED = (Block(samples=90, batches=4, seconds=1.0, data_wait_s=0.0),)
+
+
 @pytest.mark.parametrize(
-    ("outcome", "limit_is_ram", "violation", "peak"),
-    [("oom", False, 0.5, 1_500), ("oom", False, None, 1_250), ("host_oom", True, 0.5, 1_500)],
+    ("result", "limit_is_ram", "found"),
+    [
+        ({"outcome": "oom", "violation": 0.5}, False, [1_500]),
+        ({"outcome": "oom"}, False, [1_250]),
+        ({"outcome": "ok", "measurement": make_thrashing(LIMIT)}, False, [1_250]),
+        ({"outcome": "host_oom", "violation": 0.5}, True, [1_500]),
+        ({"outcome": "host_oom"}, True, []),  # such as open files
+        ({"outcome": "host_oom", "violation": 0.5}, False, []),
+        ({"outcome": "crashed"}, False, []),
+        ({"outcome": "timeout"}, False, []),
+        ({"outcome": "pruned", "blocks": STOPPED}, False, []),
+    ],
 )
-def test_out_of_memory_counts_by_how_much_it_passed_the_limit(
-    outcome: str, limit_is_ram: bool, violation: float | None, peak: int
+def test_peaks_of_trials_that_failed(
+    result: dict[str, Any], limit_is_ram: bool, found: list[int]
 ) -> None:
-    result = TrialResult.model_validate({"outcome": outcome, "violation": violation})
-    record = make_record(config=TrainingConfig(micro_batch_size=256), result=result, score=None)
-    assert peaks([], record, limit_is_ram=limit_is_ram) == [(256, peak)]
-
-
-def test_what_thrashed_has_not_shown_what_it_would_have_taken() -> None:
-    measured = make_measurement(peak_memory_bytes=LIMIT)
-    memory = measured.memory.model_copy(update={"alloc_retries": 2})
-    result = TrialResult(outcome="ok", measurement=measured.model_copy(update={"memory": memory}))
-    record = make_record(config=TrainingConfig(micro_batch_size=256), result=result)
-    assert peaks([], record) == [(256, 1_250)], "as one that ran out of memory"
-
-
-@pytest.mark.parametrize(("limit_is_ram", "violation"), [(False, 0.5), (False, None), (True, None)])
-def test_what_ran_out_of_something_else_than_the_limit_is_on_tells_no_peak(
-    limit_is_ram: bool, violation: float | None
-) -> None:
-    result = TrialResult(outcome="host_oom", violation=violation)
-    assert peaks([], make_record(result=result, score=None), limit_is_ram=limit_is_ram) == []
+    record = make_record(result=TrialResult.model_validate(result), score=None)
+    assert peaks([], record, limit_is_ram=limit_is_ram) == [(32, peak) for peak in found]
 
 
 def test_a_look_at_the_device_has_no_workers() -> None:
@@ -387,22 +313,7 @@ def test_a_look_at_the_device_has_no_workers() -> None:
     ]
 
 
-@pytest.mark.parametrize("outcome", ["crashed", "timeout", "invalid"])
-def test_other_failures_tell_no_peak(outcome: str) -> None:
-    assert (
-        peaks([], make_record(result=TrialResult.model_validate({"outcome": outcome}), score=None))
-        == []
-    )
-
-
-def test_a_trial_that_was_stopped_early_tells_no_peak() -> None:
-    stopped = TrialResult(
-        outcome="pruned", blocks=(Block(samples=90, batches=4, seconds=1.0, data_wait_s=0.0),)
-    )
-    assert peaks([], make_record(result=stopped, score=None)) == []
-
-
-def test_batches_three_times_as_large_take_what_is_said_on_an_h200_too() -> None:
+def test_line_holds_at_three_times_the_batch() -> None:
     """GPT-2 there, in bytes: benchmarks/results/gpu-nvidia-h200.json, memory_line."""
     line = fitted([(4, 5_109_514_240), (8, 7_921_795_072), (16, 12_839_616_512)])
     for batch, seen in ((42, 31_567_183_872), (56, 41_511_878_656)):

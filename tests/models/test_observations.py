@@ -1,4 +1,4 @@
-"""What counts as an observation of the machine, and how sure each is."""
+"""Choose what to measure, and turn curves and trials into observations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from autotune.models.observations import (
     device_variations,
     failed_side,
     loader_variations,
-    observed_rate,
     rate_observations,
 )
 from autotune.models.throughput import Observation
@@ -45,122 +44,87 @@ def blocks(*rates: float) -> tuple[Block, ...]:
     )
 
 
+def ended(outcome: str = "ok", **result: Any) -> TrialRecord:
+    values = {"outcome": outcome, **result}
+    return make_record(config=FOUR, result=TrialResult.model_validate(values), score=None)
+
+
+def measured(rate: float = 200.0, noise: float = 0.1, **ceilings: Ceiling) -> TrialRecord:
+    run = make_measurement(rate, noise)
+    if ceilings:
+        run = run.model_copy(update={"ceilings": Ceilings(**ceilings)})
+    return ended(measurement=run)
+
+
 def runs_of(*records: TrialRecord) -> list[Observation]:
     return list(rate_observations([], records, "cuda"))
 
 
-def test_a_trial_is_as_sure_as_its_window_and_each_repeat_is_a_run_of_its_own() -> None:
-    uneven = make_window(blocks=[*blocks(180, 220, 180, 220, 180, 220, 180, 220, 180, 220)])
-    result = TrialResult(outcome="ok", measurement=make_measurement(200.0, window=uneven))
-    again = TrialResult(outcome="ok", measurement=make_measurement(210.0))
-    first, second = runs_of(
-        make_record(config=FOUR, results=(result, again, TrialResult(outcome="timeout")))
+def test_each_run_is_an_observation() -> None:
+    uneven = make_window(blocks=[*blocks(*[180, 220] * 5)])
+    results = (
+        TrialResult(outcome="ok", measurement=make_measurement(200.0, window=uneven)),
+        TrialResult(outcome="ok", measurement=make_measurement(210.0)),
+        TrialResult(outcome="timeout"),
     )
-    assert (first.kind, first.config, first.samples_per_s, second.samples_per_s) == (
-        "run",
-        FOUR,
-        200.0,
-        210.0,
-    )
+    first, second = runs_of(make_record(config=FOUR, results=results))
+    assert (first.kind, first.config, first.samples_per_s) == ("run", FOUR, 200.0)
+    assert second.samples_per_s == 210.0
     assert first.relative_sd == pytest.approx(0.1 * sqrt(10 / 9) / sqrt(10), rel=0.1)
+    assert runs_of(measured(noise=0.0001))[0].relative_sd == 0.002, "no surer than that"
 
 
-def test_a_trial_shows_a_rate_whether_it_was_stopped_early_or_not() -> None:
-    assert (
-        observed_rate(
-            make_record(result=TrialResult(outcome="ok", measurement=make_measurement(200.0, 0.1)))
-        )
-        == 200.0
-    )
-    assert (
-        observed_rate(make_record(result=TrialResult(outcome="pruned", blocks=blocks(90, 110))))
-        == 100.0
-    )
-    assert observed_rate(make_record(result=TrialResult(outcome="timeout"))) is None
-
-
-def test_no_trial_is_surer_than_a_fifth_of_a_percent() -> None:
-    result = TrialResult(outcome="ok", measurement=make_measurement(200.0, 0.0001))
-    assert runs_of(make_record(result=result))[0].relative_sd == 0.002
-
-
-def test_a_trial_that_looked_at_its_own_sides_is_an_observation_of_each() -> None:
-    loader, device = (
-        Ceiling(samples_per_s=rate, samples=100, seconds=1.0, batches=4) for rate in (300.0, 500.0)
-    )
-    measured = make_measurement(200.0, 0.1).model_copy(
-        update={"ceilings": Ceilings(loader=loader, device=device)}
-    )
-    seen = runs_of(make_record(config=FOUR, result=TrialResult(outcome="ok", measurement=measured)))
-    assert [(one.kind, one.samples_per_s) for one in seen] == [
-        ("run", 200.0),
-        ("loader", 300.0),
-        ("device", 500.0),
-    ]
-    assert {one.config for one in seen} == {FOUR}
-    only = measured.model_copy(update={"ceilings": Ceilings(loader=loader)})
-    assert (
-        len(runs_of(make_record(config=FOUR, result=TrialResult(outcome="ok", measurement=only))))
-        == 2
-    )
-
-
-def test_copies_that_a_trial_or_a_curve_has_measured_are_observations_of_their_own() -> None:
-    copy = Ceiling(samples_per_s=700.0, samples=100, seconds=1.0, batches=4)
-    measured = make_measurement(200.0, 0.1).model_copy(update={"ceilings": Ceilings(copy=copy)})
-    record = make_record(config=FOUR, result=TrialResult(outcome="ok", measurement=measured))
-    curves = Curves(
-        copy=(
-            make_point(600.0),
-            make_point(1800.0, pin_memory=True),
-            make_point(None, pin_memory=False),
-        )
-    )
-    looks = configured_points(curves, make_space())
-    assert {look.side for look in looks} == {"copy"}
-    seen = list(rate_observations(looks, [record], "cuda"))
-    assert [(one.kind, one.config.pin_memory, one.samples_per_s) for one in seen] == [
-        ("run", False, 200.0),
-        ("copy", False, 600.0),
-        ("copy", True, 1800.0),
-        ("copy", False, 700.0),
-    ]
-
-
-def test_a_trial_that_was_stopped_early_counts_by_its_blocks_and_less_surely() -> None:
-    result = TrialResult(outcome="pruned", reason="stopped early", blocks=blocks(90, 100, 110))
-    (run,) = runs_of(make_record(config=FOUR, result=result, score=None))
+def test_stopped_trial_is_less_sure() -> None:
+    (run,) = runs_of(ended("pruned", blocks=blocks(90, 100, 110)))
     assert (run.config, run.samples_per_s) == (FOUR, 100.0)
     assert run.relative_sd == pytest.approx(0.05 + 4.303 * 10 / 3**0.5 / 100 / 1.96, rel=1e-3)
 
 
-def test_one_that_was_stopped_early_is_less_sure_than_one_that_ended() -> None:
-    steady = blocks(*[100] * 10)
-    ended = make_record(result=TrialResult(outcome="ok", measurement=make_measurement(100.0, 0.0)))
-    stopped = make_record(result=TrialResult(outcome="pruned", blocks=steady))
-    assert runs_of(stopped)[0].relative_sd >= 2 * runs_of(ended)[0].relative_sd
-
-
-@pytest.mark.parametrize(
-    "outcome", ["crashed", "oom", "host_oom", "timeout", "invalid", "diverged", "pruned"]
-)
-def test_a_trial_that_failed_tells_no_rate(outcome: str) -> None:
-    assert (
-        runs_of(make_record(result=TrialResult.model_validate({"outcome": outcome}), score=None))
-        == []
+def test_sides_of_a_trial_are_observations() -> None:
+    loader, device, copy = (
+        Ceiling(samples_per_s=rate, samples=100, seconds=1.0, batches=4)
+        for rate in (300.0, 500.0, 700.0)
     )
+    seen = runs_of(measured(loader=loader, device=device), measured(copy=copy))
+    assert [(one.kind, one.samples_per_s) for one in seen] == [
+        ("run", 200.0),
+        ("run", 200.0),
+        ("loader", 300.0),
+        ("device", 500.0),
+        ("copy", 700.0),
+    ]
+    assert {one.config for one in seen} == {FOUR}
 
 
-def test_a_refused_precision_tells_its_rate_all_the_same() -> None:
-    result = TrialResult(outcome="diverged", reason="loss", measurement=make_measurement(200.0))
-    assert [run.samples_per_s for run in runs_of(make_record(result=result, score=None))] == [200.0]
+def test_copies_of_a_curve_are_observations() -> None:
+    points = (
+        make_point(600.0),
+        make_point(1800.0, pin_memory=True),
+        make_point(None, pin_memory=False),
+    )
+    looks = configured_points(Curves(copy=points), make_space())
+    seen = list(rate_observations(looks, [], "cuda"))
+    assert [(one.kind, one.config.pin_memory, one.samples_per_s) for one in seen] == [
+        ("copy", False, 600.0),
+        ("copy", True, 1800.0),
+    ]
 
 
-def test_each_point_of_a_curve_is_a_look_at_its_side() -> None:
+@pytest.mark.parametrize("outcome", ["crashed", "oom", "timeout", "diverged", "pruned"])
+def test_a_trial_that_failed_tells_no_rate(outcome: str) -> None:
+    assert runs_of(ended(outcome)) == []
+
+
+def test_refused_precision_has_a_throughput() -> None:
+    seen = runs_of(ended("diverged", reason="loss", measurement=make_measurement(200.0)))
+    assert [run.samples_per_s for run in seen] == [200.0]
+
+
+def test_points_of_a_curve_are_observations() -> None:
     space = make_space()
     loader = make_point(500.0, 0.002, num_workers=2)
-    device = make_point(900.0, None, micro_batch_size=64)
-    looks = configured_points(Curves(loader=(loader,), device=(device,)), space)
+    device = make_point(900.0, None, micro_batch_size=64), make_point(None, micro_batch_size=128)
+    looks = configured_points(Curves(loader=(loader,), device=device), space)
     seen = list(rate_observations(looks, [], "cuda"))
     assert [(one.kind, one.samples_per_s, one.cpu_s_per_sample) for one in seen] == [
         ("loader", 500.0, 0.002),
@@ -170,7 +134,7 @@ def test_each_point_of_a_curve_is_a_look_at_its_side() -> None:
     assert [one.config.micro_batch_size for one in seen] == [32, 64]
 
 
-def test_looks_are_less_sure_where_both_sides_share_the_cores() -> None:
+def test_shared_cores_are_less_sure() -> None:
     looks = configured_points(Curves(loader=(make_point(500.0),)), make_space())
     on_cpu, on_cuda = (
         next(rate_observations(looks, [], kind)).relative_sd for kind in ("cpu", "cuda")
@@ -189,12 +153,7 @@ def test_a_look_is_no_surer_than_its_own_stretch() -> None:
     assert other == pytest.approx(hypot(one, 0.6))
 
 
-def test_a_point_that_was_not_reached_tells_no_rate() -> None:
-    looks = configured_points(Curves(device=(make_point(None, micro_batch_size=64),)), make_space())
-    assert list(rate_observations(looks, [], "cuda")) == []
-
-
-def test_a_change_is_made_to_the_baseline_on_one_device() -> None:
+def test_changes_apply_on_one_device() -> None:
     group = TrainingConfig(strategy="ddp", world_size=4, num_workers=2, prefetch_factor=4)
     space = make_space(baseline=group, environment=FOUR_DEVICES)
     assert changed(space, {"micro_batch_size": 64}) == TrainingConfig(
@@ -213,7 +172,7 @@ SEEN: dict[str, Any] = {"slow_tail_fraction": 0.5, "cores_per_item": 2.0}
 
 
 @pytest.mark.parametrize("workers", [0, 1, 6])
-def test_what_workers_hold_each_other_up_by_is_measured_among_several(workers: int) -> None:
+def test_settings_among_workers_take_several(workers: int) -> None:
     space = make_space(baseline=TrainingConfig(num_workers=workers), **SEEN)
     assert {*space.domains["in_order"]} == {True, False}
     varied = list(loader_variations(space, CeilingBook()))
@@ -240,7 +199,7 @@ def test_what_is_not_in_the_range_is_not_measured() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1, 4, 8])
-def test_the_loader_is_looked_at_with_the_number_of_cores_first_and_in_no_settings_twice(
+def test_as_many_workers_as_cores_come_first(
     workers: int,
 ) -> None:
     space = make_space(baseline=TrainingConfig(num_workers=workers), environment=GPU)
@@ -252,7 +211,7 @@ def test_the_loader_is_looked_at_with_the_number_of_cores_first_and_in_no_settin
     assert len(set(keys)) == len(keys)
 
 
-def test_a_fused_optimizer_is_looked_at_before_batches_where_it_is_tried() -> None:
+def test_fused_comes_before_batches() -> None:
     space = make_space(optimizer=OptimizerFacts(name="SGD", can_fuse=True))
     looks = list(device_variations(space, CeilingBook()))
     first_batch = next(
@@ -264,13 +223,13 @@ def test_a_fused_optimizer_is_looked_at_before_batches_where_it_is_tried() -> No
     assert not any(one.fused for one in device_variations(make_space(), CeilingBook()))
 
 
-def test_cudnns_timing_which_one_process_can_not_compare_is_left_to_trials() -> None:
+def test_cudnn_benchmark_is_left_to_trials() -> None:
     space = make_space(has_convolutions=True, has_fixed_shapes=True)
     assert True in space.domains["cudnn_benchmark"]
     assert not any(one.cudnn_benchmark for one in device_variations(space, CeilingBook()))
 
 
-def test_of_thousands_of_trials_those_that_tell_most_are_observed() -> None:
+def test_most_telling_of_thousands() -> None:
     def rate(number: int) -> float:
         return 9000.0 - number if 100 <= number < 130 else 100.0 + number / 1000
 
@@ -278,10 +237,8 @@ def test_of_thousands_of_trials_those_that_tell_most_are_observed() -> None:
         return 3 if number in {7, 8} else 2
 
     records = [
-        make_record(
-            number,
-            config=TrainingConfig(num_workers=workers(number)),
-            result=TrialResult(outcome="ok", measurement=make_measurement(rate(number))),
+        measured(rate(number)).model_copy(
+            update={"number": number, "config": TrainingConfig(num_workers=workers(number))}
         )
         for number in range(600)
     ]
@@ -310,26 +267,21 @@ MEASURED, EMPTY, ENDED = make_point(500.0), make_point(None), curves_ended(reaso
         ),
     ],
 )
-def test_a_side_that_was_measured_in_no_setting_is_told(
-    curves: Curves, ended: str, side: str | None, reason: str
-) -> None:
+def test_failed_side(curves: Curves, ended: str, side: str | None, reason: str) -> None:
     expected = None if side is None else one_side_not_measured(side=side, reason=reason)
     assert failed_side(curves, ended) == expected
 
 
-def test_why_a_look_ended_early_is_told_where_both_sides_have_figures() -> None:
+def test_ended_curves_have_a_note() -> None:
     curves = Curves(
         loader=(MEASURED,), device=(MEASURED,), notes=(curves_cut(), ENDED), is_cut=True
     )
     assert failed_side(curves, "it hung") == ENDED
 
 
-def test_a_side_that_a_run_exceeds_is_as_uncertain_as_it_is_far_off() -> None:
+def test_exceeded_ceiling_is_uncertain() -> None:
     space, slowed = make_space(), Curves(device=(make_point(300.0),))
-    run = make_record(
-        config=space.baseline,
-        result=TrialResult(outcome="ok", measurement=make_measurement(1200.0)),
-    )
+    run = measured(1200.0).model_copy(update={"config": space.baseline})
     credible, doubted = (
         next(
             seen
@@ -367,9 +319,7 @@ def test_workers_are_added_while_the_loader_grows(rates: dict[int, float], is_va
 @pytest.mark.parametrize(
     ("device", "batches"), [(900.0, {16, 32, 64}), (9000.0, {64})], ids=["near", "far above"]
 )
-def test_of_a_device_that_no_loader_could_keep_busy_only_the_largest_batch_is_measured(
-    device: float, batches: set[int]
-) -> None:
+def test_device_out_of_reach(device: float, batches: set[int]) -> None:
     space = make_space({"num_workers": [0, 2, 4], "micro_batch_size": [16, 32, 64]})
     alone = [
         Ceiling(samples_per_s=rate, samples=100, seconds=1.0, batches=4) for rate in (300.0, device)
@@ -381,12 +331,9 @@ def test_of_a_device_that_no_loader_could_keep_busy_only_the_largest_batch_is_me
     assert {one.micro_batch_size for one in varied} == batches - {32}
 
 
-def test_what_the_baselines_trial_has_measured_and_a_curve_took_over_is_one_observation() -> None:
+def test_shared_ceiling_counts_once() -> None:
     space, own = make_space(), Ceiling(samples_per_s=500.0, samples=100, seconds=1.0, batches=4)
-    measured = make_measurement(200.0, 0.1).model_copy(update={"ceilings": Ceilings(device=own)})
-    record = make_record(
-        config=space.baseline, result=TrialResult(outcome="ok", measurement=measured)
-    )
+    record = measured(device=own).model_copy(update={"config": space.baseline})
     curves = Curves(device=(CurvePoint(changes={}, ceiling=own),))
     seen = list(rate_observations(configured_points(curves, space), [record], "cuda"))
     assert [one.kind for one in seen].count("device") == 1

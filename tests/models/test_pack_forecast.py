@@ -1,4 +1,4 @@
-"""What full rows win: forecast from items' lengths and from batches that were timed by their length."""
+"""Forecast the gain of full rows, from items' lengths and batches timed by their length."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def packed(
     return found
 
 
-def test_time_that_goes_with_the_tokens_is_saved_as_the_padding_is() -> None:
+def test_linear_time_is_saved_like_padding() -> None:
     found, padding = packed(lambda width: width / 1e3), 1 - sum(LENGTHS) / len(LENGTHS) / 64
     assert found.device_time == pytest.approx((1 - padding) / (1 - found.padding), rel=0.03)
     assert found.device_time_ci[0] < found.device_time < found.device_time_ci[1]
@@ -33,20 +33,20 @@ def test_time_that_goes_with_the_tokens_is_saved_as_the_padding_is() -> None:
     )
 
 
-def test_rows_are_filled_nearly_whole_by_samples_that_fit_beside_each_other() -> None:
+def test_rows_are_nearly_full() -> None:
     assert packed(lambda width: width).padding < 0.02
     halves = packed(lambda width: width, [33] * 300 + [64] * 300)
     assert halves.padding == pytest.approx(1 - 97 / 128), "two of 33 don't fit into 64"
 
 
-def test_a_larger_batch_is_not_counted_as_what_packing_wins() -> None:
-    """Where a batch costs the same whatever its tokens, rows of more samples would look like a gain."""
+def test_larger_batch_is_no_gain_of_packing() -> None:
+    """Expect no gain if any batch costs the same, though rows hold more samples."""
     found = packed(lambda _: 1.0)
     assert found.device_time == pytest.approx(1.0)
     assert found.device_time_ci[0] < 0.5, "which those have who take it"
 
 
-def test_attention_over_whole_rows_is_not_expected_to_be_free() -> None:
+def test_attention_over_rows_costs() -> None:
     found = packed(lambda width: width**2)
     linear = packed(lambda width: width)
     assert found.device_time == pytest.approx(linear.device_time, rel=0.1), (
@@ -55,7 +55,7 @@ def test_attention_over_whole_rows_is_not_expected_to_be_free() -> None:
     assert found.device_time_ci[0] < 0.6 * found.device_time, "within each sample it costs less"
 
 
-def test_of_rows_that_are_long_beside_todays_batches_attention_costs_more_than_padding() -> None:
+def test_attention_may_cost_more_than_padding() -> None:
     lengths = [8] * 597 + [64] * 3
     found = forecast_packing(lengths, [8] * 390 + [64] * 10, timed_widths(lambda width: width**2))
     assert found is not None
@@ -70,9 +70,7 @@ def test_of_rows_that_are_long_beside_todays_batches_attention_costs_more_than_p
         ([64], timed_widths(lambda width: width, (64,))),
     ],
 )
-def test_nothing_is_told_without_the_time_of_two_lengths(
-    padded: list[int], steps: list[LengthStep]
-) -> None:
+def test_no_forecast_without_two_lengths(padded: list[int], steps: list[LengthStep]) -> None:
     assert forecast_packing(LENGTHS, padded, steps) is None
 
 

@@ -1,8 +1,7 @@
-"""The law of a training rate: times that add up, sides that limit each other, and derivatives that are its own."""
+"""Check the throughput law: times that add up, sides that limit each other, derivatives."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,46 +9,56 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.models.throughput_law import COSTS, Circumstances, Rates, rates_of, slopes_of
+from autotune.models.throughput_law import COSTS, Circumstances, Rates, law
 
+Costs = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 AMPLE = {"items": 9.0, "most_workers": 9.0, "per_batch": -9.0}
 """A loader that limits nothing."""
 
 
-def here(**changes: Any) -> Circumstances:
+def here(
+    *,
+    workers: float = 1.0,
+    ranks: float = 1.0,
+    relative_batch: float = 1.0,
+    micro_batches: float = 1.0,
+    **changes: Any,
+) -> Circumstances:
     values: dict[str, Any] = {
-        "workers": 1.0,
-        "ranks": 1.0,
-        "relative_batch": 1.0,
-        "micro_batches": 1.0,
+        "has_workers": workers > 0,
+        "log_processes": np.log(max(workers, 1.0)),
+        "log_ranks": np.log(ranks),
+        "log_batch": np.log(relative_batch),
+        "log_micro_batches": np.log(micro_batches),
         "is_overlapped": True,
-        "is_crowded": False,
-        "is_copied": False,
-        "is_blocking": False,
-        "is_launched": False,
+        **dict.fromkeys(["is_crowded", "is_copied", "is_blocking", "is_launched"], False),
         "is_taken": False,
         "busy": 0.0,
         "cores": 64.0,
-    } | changes
-    arrays = {name: np.array([value]) for name, value in values.items() if name != "loader_cpu_s"}
-    return Circumstances(**arrays, loader_cpu_s=values.get("loader_cpu_s", 0.0))
+        "loader_cpu_s": 0.0,
+    }
+    values |= changes
+    arrays: dict[str, Any] = {name: np.array([value]) for name, value in values.items()}
+    return Circumstances(**arrays)
 
 
-def state(**logs: float) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+def rates_of(costs: Costs, where: Circumstances) -> Rates:
+    return law(costs, where)[0]
+
+
+def state(**logs: float) -> Costs:
     usual = {"items": 0.0, "samples": 0.0, "shortfall": 0.0, "softness": np.log(8)}
     return np.array([[logs.get(cost, usual.get(cost, -30.0))] for cost in COSTS])
 
 
 def rates(known: Rates) -> tuple[float, float, float]:
-    """Of loader, device and run."""
+    """Return the throughput of loader, device and run."""
     return tuple(float(np.exp(values[0])) for values in known[:3])  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize("batch", [0.5, 1.0, 8.0])
 @pytest.mark.parametrize("count", [1, 4])
-def test_a_step_takes_each_micro_batch_and_once_what_belongs_to_the_step(
-    batch: float, count: int
-) -> None:
+def test_step_time(batch: float, count: int) -> None:
     # 1 second for the samples of a usual batch, 0.5 for any micro batch, 2 for a step, 3 for an exchange
     costs = state(**AMPLE, per_micro_batch=np.log(0.5), per_step=np.log(2), exchange=np.log(3))
     for ranks, exchange_s in ((1, 0.0), (4, 3.0)):
@@ -62,12 +71,12 @@ def test_a_step_takes_each_micro_batch_and_once_what_belongs_to_the_step(
 
 
 @pytest.mark.parametrize(("workers", "rate"), [(1, 10.0), (2, 20.0), (64, 80.0)])
-def test_workers_share_the_items_until_more_no_longer_help(workers: int, rate: float) -> None:
+def test_useful_workers_share_the_items(workers: int, rate: float) -> None:
     costs = state(items=np.log(10), most_workers=np.log(8))
     assert rates(rates_of(costs, here(workers=workers)))[0] == pytest.approx(rate, rel=1e-3)
 
 
-def test_handing_a_batch_over_costs_a_worker_alone_and_counts_less_in_a_larger_batch() -> None:
+def test_handing_over_a_batch() -> None:
     costs = state(per_batch=0.0, most_workers=9.0)
     for batch in (1.0, 4.0):
         worker, itself = (
@@ -77,7 +86,7 @@ def test_handing_a_batch_over_costs_a_worker_alone_and_counts_less_in_a_larger_b
         assert [worker, itself] == pytest.approx([batch / (1 + batch), 1.0], rel=1e-3)
 
 
-def test_in_turns_times_add_up_and_side_by_side_the_slower_holds_the_rate() -> None:
+def test_times_add_up_in_turn() -> None:
     costs = state(items=np.log(1), samples=np.log(3), most_workers=9.0)
     in_turns, side_by_side = (
         rates(rates_of(costs, here(is_overlapped=value)))[2] for value in (False, True)
@@ -87,12 +96,12 @@ def test_in_turns_times_add_up_and_side_by_side_the_slower_holds_the_rate() -> N
 
 
 @pytest.mark.parametrize(("softness", "rate"), [(1, 1 / 2), (2, 2**-0.5), (1_000, 1.0)])
-def test_of_two_equal_sides_the_softness_says_what_is_left(softness: float, rate: float) -> None:
+def test_softness_of_two_equal_sides(softness: float, rate: float) -> None:
     costs = state(most_workers=9.0, softness=np.log(softness))
     assert rates(rates_of(costs, here()))[2] == pytest.approx(rate, rel=1e-2)
 
 
-def test_a_run_falls_short_by_its_share_and_neither_side_does() -> None:
+def test_shortfall_is_of_a_run() -> None:
     costs = state(**AMPLE, shortfall=np.log(0.8))
     _, device, run = rates(rates_of(costs, here()))
     assert [device, run] == pytest.approx([1.0, 0.8], rel=1e-3)
@@ -100,9 +109,7 @@ def test_a_run_falls_short_by_its_share_and_neither_side_does() -> None:
 
 @pytest.mark.parametrize(("hidden", "added_s"), [(0.0, 0.5), (0.5, 0.25), (1 - 1e-12, 0.0)])
 @pytest.mark.parametrize("count", [1, 4])
-def test_the_copies_that_a_run_does_not_hide_add_to_each_micro_batch(
-    hidden: float, added_s: float, count: int
-) -> None:
+def test_exposed_copies_add_to_each_micro_batch(hidden: float, added_s: float, count: int) -> None:
     # 1 second for the samples of a usual batch, 2 for a step, half a second for its copy
     logit = np.log(max(hidden, 1e-12) / (1 - hidden))
     costs = state(**AMPLE, per_step=np.log(2), copies=np.log(2), hidden=logit)
@@ -121,13 +128,13 @@ def test_each_rank_copies_to_its_own_device() -> None:
     ) == pytest.approx([4.0, 4.0])
 
 
-def test_a_loader_that_is_slow_enough_leaves_the_time_for_copies() -> None:
+def test_slow_loader_hides_copies() -> None:
     costs = state(items=np.log(0.1), most_workers=9.0, copies=np.log(2), hidden=-30.0)
     assert rates(rates_of(costs, here(is_copied=True)))[2] == pytest.approx(0.1, rel=1e-3)
 
 
 @given(st.floats(-5, 5), st.floats(-5, 5), st.sampled_from([1.0, 4.0]), st.booleans())
-def test_where_nothing_is_copied_no_cost_of_copies_changes_anything(
+def test_copies_cost_nothing_without_copies(
     copies: float, hidden: float, ranks: float, is_overlapped: bool
 ) -> None:
     where = here(ranks=ranks, is_overlapped=is_overlapped)
@@ -137,45 +144,43 @@ def test_where_nothing_is_copied_no_cost_of_copies_changes_anything(
     )
     assert rates_of(known, where) == rates_of(other, where)
     for row in (COSTS.index("copies"), COSTS.index("hidden")):
-        assert not any(slope[row].any() for slope in slopes_of(other, where))
+        assert not any(slope[row].any() for slope in law(other, where)[1]())
 
 
 def hosted(**changes: Any) -> Rates:
-    """Of a host that launches a batch of one sample in 1 s alone, in 1.5 s in a loop, and takes one in 0.5 s."""
+    """Return rates with a host that launches a sample in 1 s alone, in 1.5 s in a loop, and takes one in 0.5 s."""
     costs = state(
         **AMPLE, samples=9.0, launching=0.0, slower=np.log(1.5), taking=np.log(2), copies=np.log(4)
     )
     return rates_of(costs, here(**{"is_launched": True, "is_taken": True} | changes))
 
 
-def test_a_host_takes_and_launches_one_after_the_other_and_holds_a_run() -> None:
+def test_host_tasks_add_up() -> None:
     known = hosted()
     assert np.exp([known.launch[0], known.take[0], known.host[0]]) == pytest.approx([1.0, 2.0, 0.5])
     assert rates(known)[2] == pytest.approx(0.5, rel=1e-3)
 
 
-@pytest.mark.parametrize("batch", [0.5, 4.0])
-def test_a_larger_batch_costs_the_host_as_much(batch: float) -> None:
-    assert np.exp(hosted(relative_batch=batch).host[0]) == pytest.approx(0.5 * batch)
+@pytest.mark.parametrize(
+    ("changes", "rate"),
+    [
+        ({"relative_batch": 4.0}, 2.0),
+        ({"ranks": 4.0}, 2.0),  # each has a host process
+        ({"is_copied": True}, 0.5),
+        ({"is_copied": True, "is_blocking": True}, 1 / (1.5 + 0.5 + 0.25)),
+    ],
+)
+def test_a_hosts_rate(changes: dict[str, Any], rate: float) -> None:
+    assert np.exp(hosted(**changes).host[0]) == pytest.approx(rate)
 
 
-def test_each_rank_has_a_host_process_of_its_own() -> None:
-    assert np.exp(hosted(ranks=4.0).host[0]) == pytest.approx(2.0)
-
-
-def test_copies_that_block_and_items_that_no_worker_makes_add_to_the_hosts_time() -> None:
-    blocking = hosted(is_copied=True, is_blocking=True)
-    assert np.exp(blocking.host[0]) == pytest.approx(1 / (1.5 + 0.5 + 0.25))
-    pinned = hosted(is_copied=True)
-    assert np.exp(pinned.host[0]) == pytest.approx(0.5)
+def test_host_makes_items_without_workers() -> None:
     costs = state(items=np.log(2), most_workers=9.0, samples=9.0, launching=0.0, slower=np.log(1.5))
     alone = rates_of(costs, here(is_launched=True, workers=0.0))
     assert np.exp(alone.host[0]) == pytest.approx(1 / (1.5 + 0.5))
 
 
-def test_a_device_alone_is_the_slower_of_its_kernels_and_their_launching_without_the_loops_slowness() -> (
-    None
-):
+def test_device_alone_waits_for_launches() -> None:
     for kernels, device in ((9.0, 1.0), (np.log(0.1), 0.1)):
         costs = state(**AMPLE, samples=kernels, launching=0.0, slower=np.log(1.5))
         assert rates(rates_of(costs, here(is_launched=True)))[1] == pytest.approx(device, rel=1e-3)
@@ -221,8 +226,9 @@ def test_slopes_are_the_derivatives_of_the_rates(
         is_blocking=is_copied,
         is_launched=is_launched,
         is_taken=is_launched and workers > 0,
+        busy=busy,
+        loader_cpu_s=loader_cpu_s,
     )
-    where = replace(where, busy=np.array([busy]), loader_cpu_s=loader_cpu_s)
     costs, step = np.array(logs)[:, None], 1e-5
     known = rates_of(costs, where)
     assert np.isfinite(known[:3]).all()
@@ -233,11 +239,11 @@ def test_slopes_are_the_derivatives_of_the_rates(
         *(["launch", "host"] if is_launched else []),
         *(["take"] if is_taken else []),
     }
+    slopes = law(costs, where)[1]()._asdict()
     for row in range(len(COSTS)):
         moved = np.zeros_like(costs)
         moved[row] = step
         after, before = (rates_of(costs + sign * moved, where)._asdict() for sign in (1, -1))
-        slopes = slopes_of(costs, where)._asdict()
         for side in sides:
             found = slopes[side][row]
             assert found == pytest.approx((after[side] - before[side]) / (2 * step), abs=1e-4)

@@ -1,10 +1,11 @@
-"""The model of the machine: what it knows where something was seen, and how little where nothing was."""
+"""Forecast throughput: sure near measurements, unsure far from them."""
 
 from __future__ import annotations
 
 import random
 import tracemalloc
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from math import exp, hypot, log
 from statistics import median
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from autotune.config.environment import Environment
 from autotune.config.training_config import TrainingConfig
 from autotune.models.throughput import Forecast, Observation, RateModel, most_gain
+from autotune.policy import POLICY
 from autotune.records.result import RunVariation
 from tests.factories import CPU, GPU
 
@@ -83,11 +85,11 @@ OBSERVATIONS = st.lists(
     ),
     max_size=6,
 )
-"""Whatever a machine may show, contradictions among it."""
+"""Any measurements, contradictory ones included."""
 
 
 @given(OBSERVATIONS, RATES, st.sampled_from([MANY_CORES, FOUR_GPUS]))
-def test_whatever_was_seen_forecasts_are_finite_and_no_less_certain_than_before(
+def test_forecasts_are_finite(
     observations: list[Observation], rate: float, environment: Environment
 ) -> None:
     asked = [config(workers, batch) for workers, batch in product((0, 2, 16), (1, 64, 4096))]
@@ -119,15 +121,8 @@ def test_the_order_of_observations_changes_nothing(
     assert one.sd == pytest.approx(other.sd, abs=1e-3)
 
 
-def test_the_same_observations_give_the_same_forecast() -> None:
-    seen = [loader(1_000, config(2)), device(3_000, config()), run(700, config())]
-    once, again = (forecast(seen, config(1), config(4, 128)) for _ in range(2))
-    assert np.array_equal(once.log_rate, again.log_rate)
-    assert np.array_equal(once.sd, again.sd)
-
-
 @given(RATES, RATES, RATES, st.floats(0.01, 100.0))
-def test_a_machine_that_is_faster_in_all_is_forecast_as_much_faster(
+def test_forecasts_scale_with_the_machine(
     loads: float, trains: float, runs: float, factor: float
 ) -> None:
     asked = [config(4), config(0, 128), config(8, 256)]
@@ -157,24 +152,26 @@ def scattered(sd: float, seed: int) -> list[Observation]:
     ]
 
 
-def test_how_far_a_machine_scatters_is_learned_from_runs_that_contradict_each_other() -> None:
+def test_scatter_is_learned() -> None:
     steady, unsteady = (
-        [forecast(scattered(sd, seed), config(4), spread=UNKNOWN).scatter_sd for seed in range(10)]
+        [forecast(scattered(sd, seed), config(4), spread=UNKNOWN) for seed in range(6)]
         for sd in (0.005, 0.12)
     )
-    assert max(steady) <= 0.02
-    assert median(unsteady) >= 0.07
-    assert min(unsteady) > max(steady)
+    assert max(one.scatter_sd for one in steady) <= 0.02
+    assert median(one.scatter_sd for one in unsteady) >= 0.07
+    assert min(one.sd[0] for one in unsteady) > 2 * max(one.sd[0] for one in steady)
 
 
-def test_on_a_machine_that_scatters_a_single_run_tells_less() -> None:
-    steady, unsteady = (
-        forecast(scattered(sd, 0), config(4, 32), spread=UNKNOWN).sd[0] for sd in (0.005, 0.12)
+def test_priors_of_costs_may_vary() -> None:
+    vague = {**POLICY.costs, "samples": replace(POLICY.costs["samples"], level_sd=5.0)}
+    usual, wide = (
+        RateModel([run(1_000, config())], MANY_CORES, STEADY, costs).forecast([config(4)])
+        for costs in (POLICY.costs, vague)
     )
-    assert unsteady > 2 * steady
+    assert wide.device_sd[0] > usual.device_sd[0]
 
 
-def test_with_one_run_all_that_was_not_run_is_wide_open() -> None:
+def test_one_run_leaves_others_open() -> None:
     known = forecast([run(1_000, config())], config(), config(4), config(0, 256), config(8, 256))
     assert known.sd[0] < 0.03
     assert min(known.sd[1:]) > 0.3
@@ -182,7 +179,7 @@ def test_with_one_run_all_that_was_not_run_is_wide_open() -> None:
 
 
 @given(st.lists(CONFIGS, max_size=4), CONFIGS, RATES, st.sampled_from(["loader", "device"]))
-def test_a_look_at_a_side_leaves_less_uncertainty_of_it_there(
+def test_measurement_of_a_side_informs_it(
     others: list[TrainingConfig], one: TrainingConfig, rate: float, side: str
 ) -> None:
     seen = [loader(rate, config()), device(rate, config())]
@@ -196,10 +193,8 @@ def test_a_look_at_a_side_leaves_less_uncertainty_of_it_there(
     assert uncertainties[1] < min(uncertainties[0], hypot(look.relative_sd, after.scatter_sd))
 
 
-@pytest.mark.parametrize(
-    "one", [config(), config(2), config(8, 128), config(4, 16, amp_dtype="bfloat16")]
-)
-@pytest.mark.parametrize("share", [0.5, 0.8, 1.0])
+@pytest.mark.parametrize("one", [config(), config(8, 128, amp_dtype="bfloat16")])
+@pytest.mark.parametrize("share", [0.5, 1.0])
 def test_a_run_settles_what_its_settings_reach(one: TrainingConfig, share: float) -> None:
     looks = [loader(1_000, config(2)), loader(500, config()), device(2_000, config())]
     before = forecast(looks, one)
@@ -217,17 +212,13 @@ def test_a_run_settles_what_its_settings_reach(one: TrainingConfig, share: float
             [loader(1_000, config(1)), device(1_100, config())],
             {config(): 500, config(8, 256): 4_000},
         ),
-        ([loader(1_000, config(4)), device(1_000, config())], {config(4): 3_000}),
         (
             [loader(100, config(2)), device(100, config())],
             {config(2): 90, config(8): 10_000, config(8, 512): 20_000},
         ),
-        ([loader(10_000, config(2)), device(10_000, config())], {config(2): 100, config(8): 9_000}),
     ],
 )
-def test_runs_far_from_what_the_curves_showed_are_believed(
-    looks: list[Observation], runs: dict[TrainingConfig, float]
-) -> None:
+def test_runs_outweigh_curves(looks: list[Observation], runs: dict[TrainingConfig, float]) -> None:
     known = forecast([*looks, *(run(rate, one) for one, rate in runs.items())], *runs)
     assert rates(known) == pytest.approx(
         list(runs.values()), rel=0.15
@@ -235,7 +226,7 @@ def test_runs_far_from_what_the_curves_showed_are_believed(
     assert max(known.sd) < 0.03
 
 
-def test_a_run_tells_more_of_what_is_near_than_of_what_is_far() -> None:
+def test_near_configurations_are_surer() -> None:
     looks = [loader(1_000, config(2)), device(2_000, config())]
     asked = [
         config(4),
@@ -255,28 +246,22 @@ def test_repeated_looks_are_averaged() -> None:
     assert often.loader_sd[0] < once.loader_sd[0] / 1.5
 
 
-def test_side_by_side_the_slower_side_holds_the_rate() -> None:
-    slow_loader = [loader(1_000, config(2)), device(20_000, config())]
-    slow_device = [loader(20_000, config(2)), device(1_000, config())]
-    for seen in (slow_loader, slow_device):
-        assert rates(forecast(seen, config(2)))[0] == pytest.approx(1_000, rel=0.02)
-
-
-def test_two_equal_sides_stay_somewhat_below_either() -> None:
-    known = forecast([loader(1_000, config(2)), device(1_000, config())], config(2))
-    assert 900 < rates(known)[0] < 940
-
-
-def test_without_workers_a_cpu_loads_and_trains_in_turns() -> None:
-    known = forecast([loader(1_000, config()), device(3_000, config())], config())
-    assert rates(known)[0] == pytest.approx(1 / (1 / 1_000 + 1 / 3_000), rel=0.01)
-
-
-def test_without_workers_an_accelerator_trains_while_the_next_batch_is_loaded() -> None:
-    known = forecast(
-        [loader(1_000, config()), device(5_000, config())], config(), environment=FOUR_GPUS
-    )
-    assert rates(known)[0] == pytest.approx(1_000, rel=0.01)
+@pytest.mark.parametrize(
+    ("loads", "trains", "workers", "environment", "joint"),
+    [
+        (1_000, 20_000, 2, MANY_CORES, 1_000),
+        (20_000, 1_000, 2, MANY_CORES, 1_000),
+        (1_000, 1_000, 2, MANY_CORES, 920),  # equal sides hold each other up
+        (1_000, 3_000, 0, MANY_CORES, 750),  # in turn
+        (1_000, 5_000, 0, FOUR_GPUS, 1_000),  # an accelerator trains meanwhile
+    ],
+)
+def test_loader_and_device_together(
+    loads: float, trains: float, workers: int, environment: Environment, joint: float
+) -> None:
+    seen = [loader(loads, config(workers)), device(trains, config(workers))]
+    known = forecast(seen, config(workers), environment=environment)
+    assert rates(known)[0] == pytest.approx(joint, rel=0.02)
 
 
 @given(RATES, RATES, st.floats(0.3, 1.0), st.sampled_from([0, 1, 4]))
@@ -305,7 +290,7 @@ def test_loader_and_training_share_the_cores() -> None:
     assert rates(forecast(seen, config(2), environment=one))[0] == pytest.approx(990, rel=0.01)
 
 
-def test_threads_that_no_look_has_seen_are_taken_to_keep_their_cores_busy() -> None:
+def test_unmeasured_threads_keep_cores_busy() -> None:
     four = CPU.model_copy(update={"cores": 4})
     seen = [loader(4_000, config(4), cpu_s=1e-3), device(2_000, config())]
     asked = [config(4, intra_op_threads=threads) for threads in (1, 2, 4, 16)]
@@ -313,7 +298,7 @@ def test_threads_that_no_look_has_seen_are_taken_to_keep_their_cores_busy() -> N
     assert found[0] > found[1] > found[2] == pytest.approx(found[3])
 
 
-def test_a_binding_is_open_to_either_side_until_it_was_run() -> None:
+def test_untried_binding_is_open() -> None:
     bound = config(2, numa_binding="exclusive", strategy="ddp", world_size=2)
     plain = bound.model_copy(update={"numa_binding": None})
     known = forecast([run(1_000, plain)], plain, bound)
@@ -323,7 +308,7 @@ def test_a_binding_is_open_to_either_side_until_it_was_run() -> None:
     assert rates(seen)[0] == pytest.approx(1_100, rel=0.03)
 
 
-def test_a_process_on_one_of_two_nodes_has_the_cores_of_that_one() -> None:
+def test_bound_process_has_its_nodes_cores() -> None:
     sockets = CPU.model_copy(update={"cores": 4, "numa_nodes": 2, "node_cores": (2, 2)})
     seen = [loader(4_000, config(4), cpu_s=1e-3), device(2_000, config())]
     whole, half = rates(
@@ -336,7 +321,7 @@ def ranks(count: int) -> TrainingConfig:
     return config(4, strategy="ddp" if count > 1 else "single", world_size=count)
 
 
-def test_until_a_group_was_seen_its_rate_grows_with_its_ranks_and_so_does_the_uncertainty() -> None:
+def test_untried_groups_grow_with_ranks() -> None:
     seen = [loader(1_000, ranks(1)), device(2_000, ranks(1)), run(900, ranks(1))]
     known = forecast(seen, ranks(1), ranks(2), ranks(4), environment=FOUR_GPUS)
     found = rates(known)
@@ -346,7 +331,7 @@ def test_until_a_group_was_seen_its_rate_grows_with_its_ranks_and_so_does_the_un
     assert known.sd[2] > 0.3
 
 
-def test_a_group_that_was_run_tells_what_another_reaches() -> None:
+def test_groups_inform_each_other() -> None:
     alone = [loader(1_000, ranks(1)), device(2_000, ranks(1)), run(900, ranks(1))]
     poor = [*alone, run(1_000, ranks(2))]
     before, after = (forecast(seen, ranks(4), environment=FOUR_GPUS) for seen in (alone, poor))
@@ -354,7 +339,7 @@ def test_a_group_that_was_run_tells_what_another_reaches() -> None:
     assert after.sd[0] < before.sd[0]
 
 
-def test_a_side_that_nobody_looked_at_is_learned_from_runs() -> None:
+def test_unmeasured_side_is_learned_from_runs() -> None:
     seen = [
         device(50_000, config()),
         *(run(500 * workers, config(workers)) for workers in (1, 2, 4)),
@@ -365,7 +350,7 @@ def test_a_side_that_nobody_looked_at_is_learned_from_runs() -> None:
     assert known.loader[2] > 2_000
 
 
-def test_what_runs_fall_short_by_is_expected_of_others_too() -> None:
+def test_shortfall_is_expected_of_others() -> None:
     looks = [loader(rate, config(workers)) for workers, rate in ((1, 500), (2, 1_000), (4, 2_000))]
     looks.append(device(50_000, config()))
     short = [run(0.7 * rate, config(workers)) for workers, rate in ((1, 500), (2, 1_000))]
@@ -375,7 +360,7 @@ def test_what_runs_fall_short_by_is_expected_of_others_too() -> None:
 
 def test_a_forecast_of_thousands_is_that_of_each() -> None:
     model: RateModel = RateModel(
-        [loader(1_000, config(2)), device(2_000, config()), run(700, config())], MANY_CORES
+        [loader(1_000, config(2)), device(2_000, config()), run(700, config())], MANY_CORES, STEADY
     )
     asked = [config(workers, batch) for workers, batch in product(range(40), range(1, 60))]
     together = model.forecast(asked)
@@ -385,23 +370,7 @@ def test_a_forecast_of_thousands_is_that_of_each() -> None:
         assert alone.sd[0] == pytest.approx(together.sd[place])
 
 
-def test_a_run_that_has_not_ended_changes_no_mean_and_leaves_less_to_learn() -> None:
-    seen = [loader(1_000, config(2)), device(2_000, config()), run(700, config())]
-    model = RateModel(seen, MANY_CORES, STEADY)
-    running, near, far = config(4), config(5), config(4, 256)
-    before, after = (
-        model.forecast([running, near, far]),
-        model.forecast([running, near, far], [running]),
-    )
-    assert after.log_rate == pytest.approx(before.log_rate)
-    assert after.scatter_sd == before.scatter_sd
-    left = after.sd / before.sd
-    assert left[0] < left[1] < left[2] < 1
-    both = model.forecast([running], [running, running])
-    assert both.sd[0] < after.sd[0], "a repeat tells more"
-
-
-def test_a_run_that_has_not_ended_counts_as_one_that_came_out_as_expected() -> None:
+def test_running_trials_count_as_expected() -> None:
     seen = [
         loader(1_000, config(2)),
         device(2_000, config()),
@@ -417,7 +386,7 @@ def test_a_run_that_has_not_ended_counts_as_one_that_came_out_as_expected() -> N
     assert believed.sd == pytest.approx(ended.sd, rel=0.1)
 
 
-def test_a_model_of_one_run_more_says_what_one_that_was_fitted_to_all_would() -> None:
+def test_warm_fit_equals_a_fresh_one() -> None:
     chance = random.Random(0)
     looks = [loader(500.0 * workers, config(workers)) for workers in (1, 2, 4, 8)]
     looks += [device(3_000 + 10 * batch, config(batch=batch)) for batch in (8, 16, 32, 64)]
@@ -441,7 +410,7 @@ def test_a_model_of_one_run_more_says_what_one_that_was_fitted_to_all_would() ->
     assert ours.scatter_sd == whole.scatter_sd
 
 
-def test_a_few_batches_of_the_device_tell_the_others() -> None:
+def test_few_batches_inform_others() -> None:
     # 4 ms for any batch and 0.1 ms a sample: 32 samples take 7.2 ms, 512 take 55 ms
     def rate(batch: int) -> float:
         return batch / (4e-3 + 1e-4 * batch)
@@ -454,7 +423,7 @@ def test_a_few_batches_of_the_device_tell_the_others() -> None:
 
 
 @pytest.mark.parametrize("factor", [1 / 9, 3.0])
-def test_a_half_precision_that_was_measured_tells_of_the_other(factor: float) -> None:
+def test_half_precisions_inform_each_other(factor: float) -> None:
     full, bfloat16, float16 = (
         config(4, amp_dtype=dtype) for dtype in ("float32", "bfloat16", "float16")
     )
@@ -469,15 +438,7 @@ def test_a_half_precision_that_was_measured_tells_of_the_other(factor: float) ->
     assert after.sd[0] < before.sd[0]
 
 
-def test_one_point_of_the_device_is_enough_to_begin_with() -> None:
-    known = forecast(
-        [loader(1e6, config(4)), device(1_000, config()), run(950, config(4))], config(4, 64)
-    )
-    assert 1_000 < known.device[0] < 2_000
-    assert 0.1 < known.device_sd[0] < 0.6
-
-
-def test_where_groups_wait_for_an_exchange_more_samples_for_each_help() -> None:
+def test_accumulation_helps_slow_exchange() -> None:
     looks = [loader(1e6, config(4)), device(1_000, config()), device(1_100, config(batch=64))]
     looks += [device(2_000, ranks(2)), run(950, ranks(1))]
     asked = [ranks(2), ranks(2).model_copy(update={"grad_accum_steps": 4})]
@@ -489,7 +450,7 @@ def test_where_groups_wait_for_an_exchange_more_samples_for_each_help() -> None:
     assert fast[1] < 1.15 * fast[0]
 
 
-def test_how_much_equal_sides_hold_each_other_up_is_learned() -> None:
+def test_softness_is_learned() -> None:
     counts = (1, 2, 4, 8)
     looks = [loader(1_000.0 * count, config(count), sd=0.02) for count in counts]
     looks += [
@@ -507,8 +468,8 @@ def test_how_much_equal_sides_hold_each_other_up_is_learned() -> None:
     assert hard[0] > 1.1 * gentle[0]
 
 
-def test_a_gain_of_two_that_was_seen_with_some_workers_is_expected_with_others() -> None:
-    for changes in ({"in_order": False}, {"worker_threads": 1}):
+def test_gain_is_expected_with_other_workers() -> None:
+    for changes in ({"worker_threads": 1}, {"in_order": False}):
         seen = [
             run(100.0, config(4, prefetch_factor=2)),
             loader(100.0, config(4, prefetch_factor=2)),
@@ -519,19 +480,11 @@ def test_a_gain_of_two_that_was_seen_with_some_workers_is_expected_with_others()
             forecast(seen, config(6, prefetch_factor=2), config(6, prefetch_factor=2, **changes))
         )
         assert 1.6 < changed / plain < 2.2
+    *_, alone, changed = rates(forecast(seen, config(1), config(1, in_order=False)))
+    assert changed == pytest.approx(alone), "a single worker keeps the order"
 
 
-def test_order_tells_nothing_where_at_most_one_worker_loads() -> None:
-    seen = [
-        run(100.0, config(4, prefetch_factor=2)),
-        loader(100.0, config(4, prefetch_factor=2)),
-        loader(200.0, config(4, prefetch_factor=2, in_order=False)),
-    ]
-    plain, changed = rates(forecast(seen, config(1), config(1, in_order=False)))
-    assert changed == pytest.approx(plain)
-
-
-def test_threads_that_spin_do_not_bound_the_workers_that_have_one() -> None:
+def test_spinning_threads_are_told_apart() -> None:
     spinning, one = config(2), config(2, worker_threads=1)
     seen = [
         run(100.0, spinning),
@@ -544,7 +497,7 @@ def test_threads_that_spin_do_not_bound_the_workers_that_have_one() -> None:
     assert rate > 200.0
 
 
-def test_a_fused_step_that_was_seen_to_pay_is_believed_to_pay_in_a_run() -> None:
+def test_fused_gain_carries_over_to_runs() -> None:
     usual, fused = config(), config(fused=True)
 
     def gain(seen: float) -> float:
@@ -569,7 +522,7 @@ def copies(rate: float, *, pinned: bool) -> Observation:
 
 
 def seen_without_pinning(run_rate: float) -> list[Observation]:
-    """A loader that limits nothing, a device of 1,000 samples/s, and copies of 2,000, pinned ones of 6,000."""
+    """Observe an ample loader, a device of 1,000 samples/s, copies of 2,000, and pinned ones of 6,000."""
     own = config(8)
     sides = [loader(20_000.0, own, sd=0.02), device(1000.0, own, sd=0.02, cores=1.0)]
     return [
@@ -580,7 +533,7 @@ def seen_without_pinning(run_rate: float) -> list[Observation]:
     ]
 
 
-def test_pinning_should_save_the_time_by_which_pinned_copies_are_shorter() -> None:
+def test_pinning_saves_copy_time() -> None:
     own, pinned = config(8), config(8, pin_memory=True)
     known = forecast(seen_without_pinning(667.0), own, pinned, environment=GPU)
     assert rates(known)[0] == pytest.approx(667.0, rel=0.01)
@@ -590,7 +543,7 @@ def test_pinning_should_save_the_time_by_which_pinned_copies_are_shorter() -> No
     assert known.sd[1] < 0.15
 
 
-def test_a_run_that_hides_its_copies_can_not_gain_by_pinning() -> None:
+def test_hidden_copies_gain_nothing_by_pinning() -> None:
     known = forecast(
         seen_without_pinning(990.0), config(8), config(8, pin_memory=True), environment=GPU
     )
@@ -598,7 +551,7 @@ def test_a_run_that_hides_its_copies_can_not_gain_by_pinning() -> None:
     assert (most_gain(known, 990.0) < 0.06).all()
 
 
-def test_a_pinned_run_tells_how_much_of_pinned_copies_is_hidden() -> None:
+def test_hidden_share_of_pinned_copies() -> None:
     half = config(8, pin_memory=True, amp_dtype="bfloat16")
     expected = []
     for hidden in (0.0, 0.9):
@@ -613,15 +566,15 @@ def test_a_pinned_run_tells_how_much_of_pinned_copies_is_hidden() -> None:
     assert exposed < 1.1 / (1 / 3000 + 1 / 6000) < mostly_hidden
 
 
-def test_without_a_look_at_copies_nothing_is_known_of_them() -> None:
+def test_unmeasured_copies_and_host() -> None:
     seen = [one for one in seen_without_pinning(667.0) if one.kind != "copy"]
     known = forecast(seen, config(8), config(8, pin_memory=True), environment=GPU)
-    assert np.isinf(known.copy).all()
+    assert np.isinf([known.copy, known.host]).all()
     assert (known.copy_sd == 0).all()
     assert rates(known)[0] == pytest.approx(rates(known)[1], rel=0.02)
 
 
-def test_what_a_forecast_holds_at_once_does_not_grow_with_the_configurations() -> None:
+def test_forecast_memory_is_bounded() -> None:
     seen = [
         run(1000.0 + workers, config(workers, batch))
         for workers in range(8)
@@ -645,7 +598,7 @@ def of_host(kind: Literal["launch", "take"], rate: float, one: TrainingConfig) -
     return Observation(kind=kind, config=one, samples_per_s=rate, relative_sd=0.1)
 
 
-def test_a_host_that_holds_the_loop_is_known_and_a_larger_batch_is_its_cure() -> None:
+def test_larger_batch_cures_a_slow_host() -> None:
     """As an H200 was with 18 narrow layers: 4 ms of kernels a batch of 256, which a loop launches in more than that."""
     usual, batches = config(workers=16, batch=256, pin_memory=True), (64, 128, 256, 512, 1024)
     seen = [loader(88_000, usual), run(50_000, usual), of_host("take", 256 / 0.1e-3, usual)]
@@ -662,10 +615,3 @@ def test_a_host_that_holds_the_loop_is_known_and_a_larger_batch_is_its_cure() ->
     assert 50_000 <= known.host[0] <= 65_000, "slower than its launching alone, 73,000"
     assert known.host[1] == pytest.approx(4 * known.host[0], rel=0.1)
     assert rates(known)[1] > 1.1 * rates(known)[0]
-
-
-def test_a_host_that_was_not_measured_limits_nothing() -> None:
-    known = forecast(
-        [run(100, config()), of_host("take", 10.0, config(workers=2))], config(workers=2)
-    )
-    assert np.isinf(known.host).all()

@@ -1,4 +1,4 @@
-"""The spread between runs: learned from repeats, and wide enough that another run lies in the interval."""
+"""Learn the run-to-run variation from repeats, and widen intervals by it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ from hypothesis import strategies as st
 from autotune.models.evidence import (
     Run,
     assumed_variation,
-    evidence_of,
     learn_variation,
     rate_of_runs,
     ratio_of_runs,
     run_of,
-    with_interval,
     with_run_variation,
 )
 from autotune.records.measurement import Block, Interval
@@ -33,7 +31,7 @@ def runs(*log_rates: float, variance: float = 0.0) -> list[Run]:
 
 
 @given(_RATES, st.floats(0, 0.99), st.floats(0, 1), _SPREADS)
-def test_another_run_may_lie_outside_of_what_one_window_tells(
+def test_interval_of_another_run(
     value: float, below: float, above: float, spread: RunVariation
 ) -> None:
     window = Interval(value=value, low=value * (1 - below), high=value * (1 + above))
@@ -43,7 +41,7 @@ def test_another_run_may_lie_outside_of_what_one_window_tells(
     assert run.high > value * exp(1.9 * sqrt(2) * spread.sd)
 
 
-def test_an_interval_is_wider_the_less_is_known_of_the_spread() -> None:
+def test_unknown_variation_widens_the_interval() -> None:
     window = Interval(value=100.0, low=99.0, high=101.0)
     known, assumed = (
         with_run_variation(window, RunVariation(sd=0.05, degrees_of_freedom=degrees))
@@ -60,14 +58,12 @@ def test_one_block_leaves_the_upper_end_open() -> None:
 
 
 @pytest.mark.parametrize(("sd", "window_sd"), [(0.015, 0.005), (0.05, 0.01), (0.1, 0.02)])
-def test_the_interval_of_one_run_holds_another_nineteen_times_of_twenty(
-    sd: float, window_sd: float
-) -> None:
-    """The spread is learned from six repeats each time, from a prior that knows nothing of this machine."""
+def test_interval_covers_another_run(sd: float, window_sd: float) -> None:
+    """Learn from six repeats each time, with a prior that knows nothing of this machine."""
     random, covered, count = np.random.default_rng(0), 0, 2_000
     for _ in range(count):
         seen = runs(*random.normal(0.0, sqrt(sd**2 + window_sd**2), 7), variance=window_sd**2)
-        spread = learn_variation(assumed_variation("cpu"), [evidence_of(seen)])
+        spread = learn_variation(assumed_variation("cpu"), [seen])
         own, other = random.normal(0.0, sqrt(sd**2 + window_sd**2)), random.normal(0.0, sd)
         half = 2.262 * window_sd
         rate = with_run_variation(
@@ -77,9 +73,9 @@ def test_the_interval_of_one_run_holds_another_nineteen_times_of_twenty(
     assert covered / count >= 0.92
 
 
-def test_repeats_pull_what_was_assumed_to_what_they_show() -> None:
+def test_repeats_update_the_variation() -> None:
     prior = assumed_variation("cpu")
-    learned = learn_variation(prior, [evidence_of(runs(0.0, 0.01)) for _ in range(2_000)])
+    learned = learn_variation(prior, [runs(0.0, 0.01)] * 2_000)
     assert learned.sd == pytest.approx(0.01 / sqrt(2), rel=0.1)
     assert (learned.degrees_of_freedom, learned.source) == (
         prior.degrees_of_freedom + 2_000,
@@ -89,26 +85,21 @@ def test_repeats_pull_what_was_assumed_to_what_they_show() -> None:
 
 def test_nothing_is_learned_from_single_runs() -> None:
     prior = assumed_variation("cuda")
-    assert learn_variation(prior, [evidence_of(runs(1.0)), None]) == prior
+    assert learn_variation(prior, [runs(1.0), []]) == prior
 
 
-def test_a_run_that_others_disturbed_teaches_nothing() -> None:
-    steady = evidence_of(runs(0.0, 0.01, -0.01))
-    disturbed = evidence_of(
-        [*runs(0.0, 0.01, -0.01), Run(-0.5, 0.0, is_disturbed=True), *runs(-3.0)]
-    )
-    assert steady is not None
-    assert disturbed is not None
-    assert disturbed.variance == pytest.approx(steady.variance)
+def test_disturbed_runs_teach_nothing() -> None:
+    prior, steady = assumed_variation("cpu"), runs(0.0, 0.01, -0.01)
+    disturbed = [*steady, Run(-0.5, 0.0, is_disturbed=True), *runs(-3.0)]
+    assert learn_variation(prior, [disturbed]) == learn_variation(prior, [steady])
 
 
-def test_what_windows_explain_is_no_spread_between_runs() -> None:
-    noisy = evidence_of(runs(0.0, 0.1, variance=0.005))
-    assert noisy is not None
-    assert noisy.variance == pytest.approx(0.0, abs=1e-12)
+def test_what_windows_explain_is_no_variation() -> None:
+    seen = runs(0.0, 0.1, variance=0.005)
+    assert learn_variation(assumed_variation("cpu"), [seen] * 10_000).sd == pytest.approx(0.002)
 
 
-def test_several_runs_narrow_the_rate_down_to_what_one_more_run_differs_by() -> None:
+def test_runs_narrow_the_prediction_interval() -> None:
     spread = RunVariation(sd=0.05, degrees_of_freedom=100)
     widths = [
         log(rate.high / rate.value)
@@ -120,14 +111,14 @@ def test_several_runs_narrow_the_rate_down_to_what_one_more_run_differs_by() -> 
     assert widths[-1] == pytest.approx(1.98 * 0.05 * sqrt(1 + 1 / 50), rel=0.01)
 
 
-def test_a_ratio_of_runs_apart_counts_the_spread_of_both() -> None:
+def test_ratio_counts_both_variations() -> None:
     spread = RunVariation(sd=0.05, degrees_of_freedom=100)
     ratio = ratio_of_runs([make_measurement(200.0)], [make_measurement(100.0)], spread)
     assert ratio.value == pytest.approx(2.0)
     assert log(ratio.high / ratio.value) == pytest.approx(1.98 * sqrt(2) * 0.05, rel=0.01)
 
 
-def test_a_run_is_as_sure_as_the_batches_of_its_window() -> None:
+def test_variance_of_a_run() -> None:
     even, odd = (
         Block(samples=samples, batches=4, seconds=1.0, data_wait_s=0.0) for samples in (90, 110)
     )
@@ -136,47 +127,29 @@ def test_a_run_is_as_sure_as_the_batches_of_its_window() -> None:
     assert sqrt(run.variance) == pytest.approx(0.1 * sqrt(10 / 9) / sqrt(10), rel=0.1)
 
 
-def test_a_measurement_takes_the_interval_of_the_spread_that_is_known_by_now() -> None:
-    measured = make_measurement(200.0)
-    narrow, wide = (
-        with_interval(measured, RunVariation(sd=sd, degrees_of_freedom=30)).samples_per_s_ci
-        for sd in (0.01, 0.1)
-    )
-    assert wide[0] < narrow[0] < 200 < narrow[1] < wide[1]
-
-
-def test_a_cpu_has_one_kind_of_runs_and_an_accelerator_two() -> None:
-    assert (assumed_variation("cpu").sd, assumed_variation("cpu").device) == (0.1, None)
-    for kind in ("cuda", "mps", "xpu"):
-        spread = assumed_variation(kind)
-        assert spread.device is not None
-        assert (spread.sd, spread.device.sd) == (0.1, 0.004)
-
-
-def test_the_devices_spread_counts_where_it_holds_every_run() -> None:
-    spread = assumed_variation("cuda")
+def test_device_variation_needs_all_runs() -> None:
+    cpu, spread = assumed_variation("cpu"), assumed_variation("cuda")
+    assert cpu.of([True]) is cpu
+    assert spread.device is not None
+    assert (cpu.sd, spread.sd, spread.device.sd) == (0.1, 0.1, 0.004)
     assert spread.of([True, True]) is spread.device
     assert spread.of([True, False]) is spread.of([]) is spread
-    cpu = assumed_variation("cpu")
-    assert cpu.of([True]) is cpu
 
 
-def test_each_kind_is_learned_from_runs_of_its_own_and_a_mixed_group_teaches_neither() -> None:
+def test_kinds_are_learned_apart() -> None:
     prior = assumed_variation("cuda")
     steady, mixed = (
         [Run(0.0, 0.0, True), Run(0.002, 0.0, True)],
         [Run(0.0, 0.0, True), Run(0.002, 0.0)],
     )
-    of_device = learn_variation(prior, [evidence_of(steady)])
+    of_device = learn_variation(prior, [steady])
     assert (of_device.sd, of_device.source) == (prior.sd, "assumed")
     assert of_device.device is not None
     assert (of_device.device.degrees_of_freedom, of_device.device.source) == (3.0, "workload")
-    of_host = learn_variation(prior, [evidence_of(runs(0.0, 0.4))])
+    of_host = learn_variation(prior, [runs(0.0, 0.4)])
     assert of_host.sd > prior.sd
     assert (of_host.source, of_host.device) == ("workload", prior.device)
-    assert learn_variation(prior, [evidence_of(mixed)]) == prior, (
-        "one of the two is at the limit of its kind"
-    )
+    assert learn_variation(prior, [mixed]) == prior, "one of the two is at the limit of its kind"
 
 
 def test_an_interval_is_that_of_the_runs_kind() -> None:

@@ -17,16 +17,14 @@ def test_t_95_is_that_of_the_tables() -> None:
     assert {degrees: round(t_95(degrees), 3) for degrees in quantiles} == quantiles
 
 
-def test_t_95_falls_with_the_degrees_of_freedom_and_is_infinite_without() -> None:
+def test_t_95_falls_with_degrees_of_freedom() -> None:
     values = [t_95(degrees) for degrees in range(200)]
     assert isinf(values[0])
     assert values == sorted(values, reverse=True)
 
 
 @pytest.mark.parametrize(("blocks", "correlation"), [(200, 0.0), (200, 0.6), (400, 0.8)])
-def test_batch_means_cover_the_true_rate_of_a_correlated_series(
-    blocks: int, correlation: float
-) -> None:
+def test_batch_means_cover_a_correlated_series(blocks: int, correlation: float) -> None:
     random, runs, covered = np.random.default_rng(0), 500, 0
     for _ in range(runs):
         seconds = 1 + 0.05 * _ar1(random, blocks, correlation)
@@ -35,7 +33,7 @@ def test_batch_means_cover_the_true_rate_of_a_correlated_series(
     assert 0.88 <= covered / runs <= 0.98
 
 
-def test_the_interval_of_a_loader_that_pauses_covers_its_rate_and_tells_something() -> None:
+def test_batch_means_cover_a_pausing_loader() -> None:
     """One block in five holds a pause that is twenty times as long as what a block takes: batches' rates say little."""
     random, truth, halves, covered = (
         np.random.default_rng(0),
@@ -57,7 +55,7 @@ def test_batch_means_need_two_blocks() -> None:
     assert batch_means_half_width([10.0, 10.0], [1.0, 1.0]) == 0.0
 
 
-def test_neighbouring_blocks_are_joined_into_ten_batches() -> None:
+def test_blocks_are_joined_into_ten_batches() -> None:
     # Alternating fast and slow blocks: any pair has the same rate, so ten joined batches show no spread at all.
     amounts, seconds = [1.0, 1.0] * BATCH_MEANS, [1.0, 3.0] * BATCH_MEANS
     assert batch_means_half_width(amounts, seconds) == pytest.approx(0.0, abs=1e-12)
@@ -81,7 +79,7 @@ def test_a_half_width_scales_with_the_clock(
 def _ar1(
     random: np.random.Generator, length: int, correlation: float
 ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """A stationary series of unit variance."""
+    """Return a stationary series of unit variance."""
     noise = random.standard_normal(length) * np.sqrt(1 - correlation**2)
     series = np.empty(length)
     series[0] = random.standard_normal()

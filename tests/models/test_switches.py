@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
-from autotune.config.plan import Objective, SearchSpace
+from autotune.config.plan import OptimizerFacts
 from autotune.config.training_config import TrainingConfig
+from autotune.models.evidence import assumed_variation
 from autotune.models.observations import (
     ConfiguredPoint,
     changes_no_effect_setting,
@@ -11,82 +13,66 @@ from autotune.models.observations import (
     unhelpful_switches,
 )
 from autotune.models.throughput import Observation, RateModel
-from autotune.records.ceilings import Ceiling
-from autotune.records.result import CurvePoint
-from autotune.space.ranges import Basis
-from autotune.space.space import ResolvedSpace, resolve
-from autotune.testing import fake_environment, fake_facts
+from autotune.space.space import ResolvedSpace
+from autotune.testing import fake_environment
+from tests.factories import make_point, make_space
 
 OWN = TrainingConfig(num_workers=4, prefetch_factor=2)
 SPACE = {"in_order": [True, False], "worker_threads": [None, 1], "fused": [False, True]}
 
 
 def space_of(**given: object) -> ResolvedSpace:
-    basis = Basis(
-        given=SearchSpace.model_validate({**SPACE, **given}).given(),
-        baseline=OWN,
-        objective=Objective(),
-        facts=fake_facts().model_copy(
-            update={"optimizer": fake_facts().optimizer.model_copy(update={"can_fuse": True})}
-        ),
-        environment=fake_environment(),
+    optimizer = OptimizerFacts(name="SGD", can_fuse=True)
+    return make_space(
+        {**SPACE, **given}, baseline=OWN, environment=fake_environment(), optimizer=optimizer
     )
-    return resolve(basis)
 
 
 def model(out_of_order: float) -> RateModel:
-    """The loader limits; out of order it is so many times as fast, and nothing else changes it."""
-    loaders: list[tuple[dict[str, object], float]] = [({}, 100.0), ({"worker_threads": 1}, 100.0)]
-    loaders.append(({"in_order": False}, 100.0 * out_of_order))
-    seen = [
-        Observation(kind="run", config=OWN, samples_per_s=100.0, relative_sd=0.005),
-        Observation(kind="device", config=OWN, samples_per_s=2000.0, relative_sd=0.02),
-        *(
-            Observation(
-                kind="loader",
-                config=OWN.model_copy(update=changes),
-                samples_per_s=rate,
-                relative_sd=0.02,
-            )
-            for changes, rate in (
-                ({}, 100.0),
-                ({"in_order": False}, 100.0 * out_of_order),
-                ({"worker_threads": 1}, 100.0),
-            )
-        ),
+    """Return a model in which the loader limits, and only order changes it, by this factor."""
+
+    def seen(
+        kind: Literal["run", "device", "loader"], rate: float, sd: float = 0.02, **changes: object
+    ) -> Observation:
+        config = OWN.model_copy(update=changes)
+        return Observation(kind=kind, config=config, samples_per_s=rate, relative_sd=sd)
+
+    observed = [
+        seen("run", 100.0, 0.005),
+        seen("device", 2000.0),
+        seen("loader", 100.0),
+        seen("loader", 100.0 * out_of_order, in_order=False),
+        seen("loader", 100.0, worker_threads=1),
     ]
-    return RateModel(seen, fake_environment())
+    return RateModel(observed, fake_environment(), assumed_variation("cuda"))
 
 
 def look(**rates: float) -> list[ConfiguredPoint]:
-    """A look at the loader as it is, and with one other value of each of these switches."""
+    """Return the loader's points at the baseline, and with another value of each switch."""
     values = {"in_order": False, "worker_threads": 1, "fused": True}
     changes = [({}, 100.0), *(({name: values[name]}, rate) for name, rate in rates.items())]
     return [
         ConfiguredPoint(
             side="loader",
             config=OWN.model_copy(update=changed),
-            point=CurvePoint(
-                changes=dict(changed),
-                ceiling=Ceiling(samples_per_s=rate, samples=100, seconds=1.0, batches=10),
-            ),
+            point=make_point(rate, **changed),
         )
         for changed, rate in changes
     ]
 
 
-def test_a_switch_is_idle_where_the_look_has_not_shown_it_to_win() -> None:
+def test_no_effect_without_a_gain() -> None:
     seen = look(in_order=101.0, worker_threads=150.0, fused=90.0)
     assert no_effect_settings(seen, space_of()) == {"in_order", "fused"}
     assert no_effect_settings(look(), space_of()) == frozenset(), "what was not looked at may win"
 
 
-def test_a_switch_that_can_not_be_as_today_is_not_idle() -> None:
+def test_baselines_value_must_be_possible() -> None:
     seen = look(in_order=100.0, worker_threads=100.0, fused=100.0)
     assert no_effect_settings(seen, space_of(in_order=False, worker_threads=[1, 2])) == {"fused"}
 
 
-def test_the_threads_of_workers_are_not_judged_by_a_loader_that_has_the_cores_to_itself() -> None:
+def test_worker_threads_on_a_cpu() -> None:
     space = space_of()
     on_cpu = replace(
         space,
@@ -96,7 +82,7 @@ def test_the_threads_of_workers_are_not_judged_by_a_loader_that_has_the_cores_to
     assert no_effect_settings(look(worker_threads=100.0), on_cpu) == frozenset()
 
 
-def test_what_is_otherwise_than_today_in_an_idle_switch_tells_nothing() -> None:
+def test_changes_no_effect_setting() -> None:
     tried = OWN.model_copy(update={"in_order": False})
     assert changes_no_effect_setting(tried, OWN, {"in_order"})
     assert not changes_no_effect_setting(tried, OWN, {"fused"})
@@ -106,7 +92,7 @@ def test_what_is_otherwise_than_today_in_an_idle_switch_tells_nothing() -> None:
     )
 
 
-def test_switches_that_are_not_believed_to_win_are_put_back_and_those_that_win_stay() -> None:
+def test_unhelpful_switches_are_reset() -> None:
     tried = OWN.model_copy(update={"in_order": False, "worker_threads": 1, "fused": True})
     assert unhelpful_switches(tried, space_of(), model(2.0)) == {
         "worker_threads": None,
@@ -120,6 +106,6 @@ def test_switches_that_are_not_believed_to_win_are_put_back_and_those_that_win_s
     assert unhelpful_switches(OWN, space_of(), model(2.0)) == {}
 
 
-def test_a_value_that_the_space_leaves_out_is_not_put_back() -> None:
+def test_no_reset_outside_the_space() -> None:
     tried = OWN.model_copy(update={"in_order": False})
     assert unhelpful_switches(tried, space_of(in_order=False), model(1.0)) == {}

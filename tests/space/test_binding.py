@@ -1,4 +1,4 @@
-"""What binding ranks to cores comes to: where it has an effect, what refuses it, and where it is tried by default."""
+"""Bind ranks to cores: its effect, refusals, and defaults."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from autotune.config.training_config import TrainingConfig
 from autotune.messages.space import baseline_without_effect, value_without_effect
 from autotune.space import constraints as rules
 from autotune.space.constraints import (
-    bindings_tried,
     cores_left,
     effective_binding,
     has_binding,
@@ -55,7 +54,7 @@ def test_a_binding_is_what_it_changes_here(
     assert effective_binding("exclusive", ranks, environment) == exclusive
 
 
-def test_a_binding_is_had_where_it_is_possible_and_changes_something() -> None:
+def test_has_binding() -> None:
     assert has_binding("node", 2, SERVER)
     assert not has_binding("node", 2, FOUR_DEVICES), "one node"
     assert not has_binding("node", 2, SERVER.model_copy(update={"device_nodes": (-1,) * 4})), (
@@ -64,21 +63,21 @@ def test_a_binding_is_had_where_it_is_possible_and_changes_something() -> None:
     assert not has_binding(None, 2, SERVER)
 
 
-def test_ranks_are_counted_from_the_device_that_was_named() -> None:
+def test_named_device_is_the_first_rank() -> None:
     named = SERVER.model_copy(update={"device": "cuda:2"})
     assert effective_binding("exclusive", 2, named) == "node", (
         "cuda:2 and cuda:3 lie on different nodes"
     )
 
 
-def test_devices_that_were_not_looked_up_are_taken_to_be_spread_evenly() -> None:
+def test_unknown_nodes_are_spread_evenly() -> None:
     unknown = SERVER.model_copy(update={"device_nodes": (), "node_cores": ()})
     assert effective_binding("exclusive", 2, unknown) == "exclusive"
     assert cores_left("node", 2, unknown) == 8
     assert cores_left("node", 4, unknown) == 16
 
 
-def test_a_rank_without_a_core_or_a_place_is_refused() -> None:
+def test_refused_binding() -> None:
     few = CPU.model_copy(update={"node_cores": (2,)})
     assert refused_binding("exclusive", 2, few) is None
     assert "'exclusive'" in str(refused_binding("exclusive", 3, few))
@@ -96,7 +95,7 @@ def test_a_rank_without_a_core_or_a_place_is_refused() -> None:
     )
 
 
-def test_one_process_with_several_devices_is_bound_once() -> None:
+def test_dp_is_bound_once() -> None:
     few = SERVER.model_copy(update={"node_cores": (2, 2), "cores": 4})
     dp = TrainingConfig(strategy="dp", world_size=3, numa_binding="exclusive")
     assert rules.obstacle(dp, make_facts(), few, drop_last=True) is None, (
@@ -111,7 +110,7 @@ def test_one_process_with_several_devices_is_bound_once() -> None:
     assert rules.without_effect(dp, make_facts(), one_node) == {"numa_binding": "one_numa_node"}
 
 
-def test_what_has_no_effect_is_put_to_what_it_comes_to() -> None:
+def test_normalised_binding() -> None:
     def normalised(environment: Environment, **settings: Any) -> object:
         return rules.normalised({**settings}, make_facts(), environment)["numa_binding"]
 
@@ -126,7 +125,7 @@ def test_what_has_no_effect_is_put_to_what_it_comes_to() -> None:
     assert alone == rules.same_behaviour_key(TrainingConfig(), make_facts(), CPU)
 
 
-def test_ranks_over_several_hosts_are_bound_host_by_host() -> None:
+def test_binding_over_hosts() -> None:
     pair = FOUR_DEVICES.model_copy(update={"hosts": 4, "is_spread": True})
     config = TrainingConfig(strategy="ddp", world_size=4, numa_binding="exclusive")
     assert rules.without_effect(config, make_facts(), pair) == {"numa_binding": "one_numa_node"}
@@ -146,32 +145,21 @@ def test_the_reason_is_the_machines() -> None:
     ("environment", "space", "tried"),
     [
         (CPU, {}, (None,)),
+        (CPU, {"numa_binding": "node"}, ("node",)),
         (CPU, {"world_size": [1, 2]}, (None, "exclusive")),
         (CPU.model_copy(update={"node_cores": (2,)}), {"world_size": [1, 4]}, (None,)),
         (TWO_SOCKETS, {}, (None, "node")),
         (TWO_SOCKETS, {"world_size": [1, 2]}, (None, "node")),
         (TWO_SOCKETS, {"world_size": [1, 4]}, (None, "node", "exclusive")),
-        (FOUR_DEVICES, {}, (None,)),
         (SERVER, {}, (None, "node", "exclusive")),
         (SERVER, {"strategy": "single"}, (None, "node")),
         (SERVER.model_copy(update={"device_nodes": (-1,) * 4}), {}, (None,)),
     ],
 )
-def test_bindings_are_tried_where_they_change_something(
+def test_default_bindings(
     environment: Environment, space: dict[str, Any], tried: tuple[str | None, ...]
 ) -> None:
     assert tuple(make_space(space, environment=environment).domains["numa_binding"]) == tried
-
-
-def test_a_binding_that_is_given_or_run_today_is_kept() -> None:
-    assert tuple(make_space({"numa_binding": "node"}, environment=CPU).domains["numa_binding"]) == (
-        "node",
-    )
-    baseline = TrainingConfig(numa_binding="exclusive")
-    assert (
-        tuple(make_space(environment=SERVER, baseline=baseline).domains["numa_binding"])[-1]
-        == "exclusive"
-    )
 
 
 def test_a_proposal_is_composed_of_what_it_comes_to() -> None:
@@ -185,7 +173,7 @@ def test_a_proposal_is_composed_of_what_it_comes_to() -> None:
     assert (alone.numa_binding, together.numa_binding) == (None, "exclusive")
 
 
-def test_a_listed_binding_that_never_changes_anything_is_said() -> None:
+def test_notes_on_bindings() -> None:
     given: dict[str, Any] = {"numa_binding": [None, "node", "exclusive"]}
     told = {"setting": "numa_binding", "reason": "one_numa_node", "device": "cpu"}
     both = tuple(value_without_effect(value=value, **told) for value in ("node", "exclusive"))
@@ -203,22 +191,9 @@ def test_a_listed_binding_that_never_changes_anything_is_said() -> None:
     st.integers(1, 64),
     st.sampled_from(["node", "exclusive"]),
 )
-def test_bound_ranks_have_a_core_and_never_more_than_there_are(
-    nodes: int, ranks: int, cores: int, binding: Any
-) -> None:
+def test_cores_left(nodes: int, ranks: int, cores: int, binding: Any) -> None:
     machine = CPU.model_copy(update={"cores": cores, "numa_nodes": nodes})
     assert 1 <= cores_left(binding, ranks, machine) <= cores
     assert cores_left(None, ranks, machine) == cores
     if ranks >= nodes:
         assert cores_left(binding, ranks, machine) == cores, "every node has a rank"
-
-
-def test_what_is_tried_is_neither_refused_nor_without_effect() -> None:
-    for environment in (CPU, TWO_SOCKETS, SERVER, FOUR_DEVICES):
-        for binding in bindings_tried((1, 2, 4), environment):
-            counts = [
-                count
-                for count in (1, 2, 4)
-                if effective_binding(binding, count, environment) == binding
-            ]
-            assert any(refused_binding(binding, count, environment) is None for count in counts)

@@ -1,4 +1,4 @@
-"""Each rule between settings, as a reason or None."""
+"""Check each rule between settings, machine and workload."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def obstacle() -> Callable[..., str | None]:
     return told
 
 
-def test_a_batch_must_fit_into_the_dataset_where_the_last_one_is_dropped(
+def test_batch_fits_into_the_dataset(
     obstacle: Callable[..., str | None],
 ) -> None:
     fits, larger = TrainingConfig(micro_batch_size=100), TrainingConfig(micro_batch_size=101)
@@ -73,16 +73,14 @@ def test_a_batch_must_fit_into_the_dataset_where_the_last_one_is_dropped(
 
 
 @pytest.mark.parametrize("strategy", ["dp", "ddp"])
-def test_a_batch_of_every_rank_must_fit_into_the_dataset(
-    obstacle: Callable[..., str | None], strategy: str
-) -> None:
+def test_batches_of_all_ranks_fit(obstacle: Callable[..., str | None], strategy: str) -> None:
     group = {"strategy": strategy, "world_size": 2}
     assert obstacle({**group, "micro_batch_size": 50}, dataset_length=100) is None
     reason = obstacle({**group, "micro_batch_size": 51}, dataset_length=100)
     assert re.search(r"micro_batch_size=51 .*2 ranks$", str(reason))
 
 
-def test_a_fixed_batch_sampler_fixes_the_batch_of_a_process(
+def test_fixed_batch_sampler(
     obstacle: Callable[..., str | None],
 ) -> None:
     group = {"world_size": 2, "micro_batch_size": 16}
@@ -94,9 +92,7 @@ def test_a_fixed_batch_sampler_fixes_the_batch_of_a_process(
 
 
 @pytest.mark.parametrize("strategy", ["dp", "ddp"])
-def test_ranks_beyond_the_devices_are_told_with_both_numbers(
-    obstacle: Callable[..., str | None], strategy: str
-) -> None:
+def test_too_many_ranks(obstacle: Callable[..., str | None], strategy: str) -> None:
     group = {"strategy": strategy, "world_size": 3}
     assert obstacle(group) is None
     two, named = make_environment(device_count=2), make_environment(device="cuda:2", device_count=4)
@@ -113,7 +109,7 @@ def test_on_the_cpu_each_rank_needs_a_core(obstacle: Callable[..., str | None]) 
     assert re.search(r"^world_size.* 4, .*cores", str(reason))
 
 
-def test_a_strategy_that_the_device_does_not_have_is_told(
+def test_strategy_needs_the_device(
     obstacle: Callable[..., str | None],
 ) -> None:
     apple = make_environment(device="mps", device_kind="mps")
@@ -122,7 +118,7 @@ def test_a_strategy_that_the_device_does_not_have_is_told(
     assert obstacle({}, environment=apple) is None
 
 
-def test_parameters_without_a_gradient_must_be_looked_for(
+def test_unused_parameters(
     obstacle: Callable[..., str | None],
 ) -> None:
     def told(**ddp: bool) -> str | None:
@@ -149,7 +145,7 @@ def test_the_bf16_hook_alone_is_refused_on_gloo(
     assert (rules.hook_obstacle(hook, CPU) is not None) == is_refused
 
 
-def test_a_hook_may_round_as_coarsely_as_computing_or_the_baseline() -> None:
+def test_coarse_exchange() -> None:
     def group(hook: str | None, amp_dtype: str = "float32") -> TrainingConfig:
         values = {
             "strategy": "ddp",
@@ -174,56 +170,78 @@ def test_a_hook_may_round_as_coarsely_as_computing_or_the_baseline() -> None:
         assert f"ddp.comm_hook={hook} and amp_dtype={amp_dtype}" in str(reason)
 
 
-def test_what_has_no_effect_is_named_with_its_reason() -> None:
-    config, flat = (
-        TrainingConfig(pin_memory=True, channels_last=True),
-        make_facts(has_4d_input=False),
-    )
-    assert set(rules.without_effect(config, flat, CPU)) == {"pin_memory", "channels_last"}
-    assert rules.without_effect(config, make_facts(), make_environment()) == {}
-    assert rules.without_effect(TrainingConfig(), flat, CPU) == {}
-    ddp = DdpConfig(static_graph=True, find_unused_parameters=True, broadcast_buffers=False)
-    group = TrainingConfig(strategy="ddp", world_size=2, ddp=ddp)
-    assert set(rules.without_effect(group, flat, CPU)) == {
-        "ddp.find_unused_parameters",
-        "ddp.broadcast_buffers",
-    }
-    assert set(rules.without_effect(group, make_facts(has_buffers=True), CPU)) == {
-        "ddp.find_unused_parameters"
-    }
+GROUP_OF_TWO = TrainingConfig(
+    strategy="ddp",
+    world_size=2,
+    ddp=DdpConfig(static_graph=True, find_unused_parameters=True, broadcast_buffers=False),
+)
+SWITCHED = TrainingConfig(
+    cudnn_benchmark=True, fused=True, compile=True, compile_mode="reduce-overhead"
+)
+FUSABLE = OptimizerFacts(name="SGD", can_fuse=True)
 
 
-def test_what_the_step_has_no_use_for_is_named_with_its_reason() -> None:
-    config = TrainingConfig(
-        cudnn_benchmark=True, fused=True, compile=True, compile_mode="reduce-overhead"
-    )
-    fusable = OptimizerFacts(name="SGD", can_fuse=True)
-    assert rules.without_effect(config, make_facts(has_convolutions=True), CPU) == {
-        "cudnn_benchmark": "no_cudnn",
-        "fused": "no_fused_optimizer",
-        "compile_mode": "no_cuda_graphs",
-    }
-    assert rules.without_effect(config, make_facts(optimizer=fusable), make_environment()) == {}
-    without_graphs = config.model_copy(update={"compile_mode": "max-autotune"})
-    assert "compile_mode" not in rules.without_effect(without_graphs, make_facts(), CPU)
+@pytest.mark.parametrize(
+    ("config", "facts", "environment", "found"),
+    [
+        (
+            TrainingConfig(pin_memory=True, channels_last=True),
+            {"has_4d_input": False},
+            CPU,
+            {"pin_memory": "no_copy_to_accelerator", "channels_last": "no_4d_input"},
+        ),
+        (TrainingConfig(pin_memory=True, channels_last=True), {}, None, {}),
+        (TrainingConfig(), {"has_4d_input": False}, CPU, {}),
+        (
+            GROUP_OF_TWO,
+            {},
+            CPU,
+            {
+                "ddp.find_unused_parameters": "static_graph",
+                "ddp.broadcast_buffers": "no_buffers",
+            },
+        ),
+        (GROUP_OF_TWO, {"has_buffers": True}, CPU, {"ddp.find_unused_parameters": "static_graph"}),
+        (
+            SWITCHED,
+            {"has_convolutions": True},
+            CPU,
+            {
+                "cudnn_benchmark": "no_cudnn",
+                "fused": "no_fused_optimizer",
+                "compile_mode": "no_cuda_graphs",
+            },
+        ),
+        (SWITCHED, {"optimizer": FUSABLE}, None, {}),
+        (TrainingConfig(compile=True, compile_mode="max-autotune"), {}, CPU, {}),
+    ],
+)
+def test_without_effect(
+    config: TrainingConfig,
+    facts: dict[str, Any],
+    environment: Environment | None,
+    found: dict[str, str],
+) -> None:
+    machine = environment or make_environment()
+    assert rules.without_effect(config, make_facts(**facts), machine) == found
 
 
-def test_a_fused_optimizer_that_torch_does_not_have_is_told(
+def test_fused_needs_torchs_optimizer(
     obstacle: Callable[..., str | None],
 ) -> None:
     assert "got RMSprop" in str(obstacle({"fused": True}, optimizer=OptimizerFacts(name="RMSprop")))
-    assert obstacle({"fused": True}, optimizer=OptimizerFacts(name="Adam", can_fuse=True)) is None
+    assert obstacle({"fused": True}, optimizer=FUSABLE) is None
     assert obstacle({"fused": False}, optimizer=OptimizerFacts(name="RMSprop")) is None
 
 
-def test_cudnn_benchmark_stays_without_convolution_modules() -> None:
-    """It may call torch's functions that do."""
+def test_cudnn_benchmark_without_convolutions() -> None:
+    """Keep it, since the model may call torch's functions."""
     settings: dict[str, object] = {"cudnn_benchmark": True, "strategy": "single"}
     assert rules.normalised(settings, make_facts(), make_environment())["cudnn_benchmark"] is True
     assert rules.normalised(settings, make_facts(), CPU)["cudnn_benchmark"] is False
 
 
-def test_a_scripts_optimizer_is_fused_as_the_script_makes_it() -> None:
+def test_scripts_optimizer_may_be_fused() -> None:
     script = ScriptFacts(observed=TrainingConfig(fused=True), framework="plain loop")
     facts = make_facts(script=script)
     assert rules.normalised({"fused": True}, facts, CPU)["fused"] is True
@@ -245,7 +263,7 @@ def test_a_scripts_optimizer_is_fused_as_the_script_makes_it() -> None:
     st.booleans(),
     st.booleans(),
 )
-def test_normalising_is_idempotent_valid_and_leaves_nothing_without_effect(
+def test_normalising_is_idempotent(
     settings: dict[str, object],
     is_cpu: bool,
     has_4d: bool,

@@ -1,4 +1,4 @@
-"""Default ranges of ranks and of DistributedDataParallel: what a machine and a workload leave to be tried."""
+"""Compute default ranges of ranks, DistributedDataParallel and the step's switches."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tests.factories import CPU, FOUR_DEVICES, GPU, make_environment, make_facts
 
 MIB = 2**20
 ROCM = make_environment(device_kind="rocm")
+NAMED = make_environment(device="cuda:1", device_count=4)
 GROUP = {"strategy": ["single", "ddp"], "world_size": [1, 2]}
 
 
@@ -58,65 +59,43 @@ def test_where_ddp_is_not_tried_it_has_no_settings(given_space: dict[str, Any]) 
     assert space.group_sizes == ()
 
 
-def test_one_device_and_the_cpu_stay_alone_unless_asked() -> None:
+def test_no_groups_by_default() -> None:
     for environment in (CPU, make_environment(), make_environment(device="mps", device_kind="mps")):
         space = make_space(environment=environment)
         assert ranks_of(space) == ([1], ["single"])
         assert ddp_names(space) == set()
 
 
-def test_ranks_on_the_cpu_are_honoured() -> None:
-    space = make_space(GROUP, environment=CPU)
-    assert ranks_of(space) == ([1, 2], ["single", "ddp"])
-    config = compose({"strategy": "ddp", "world_size": 2}, space)
-    assert isinstance(config, TrainingConfig)
-    assert config.process_count == 2
-
-
 @pytest.mark.parametrize(
-    ("given_space", "ranks"),
+    ("environment", "given_space", "ranks"),
     [
-        ({"world_size": [1, 2]}, ([1, 2], ["single", "ddp"])),
-        ({"world_size": 2}, ([2], ["ddp"])),
-        ({"strategy": ["single", "ddp"]}, ([1, 2, 4], ["single", "ddp"])),
-        ({"strategy": "ddp"}, ([2, 4], ["ddp"])),
-        ({"strategy": "single"}, ([1], ["single"])),
+        (CPU, {"world_size": [1, 2]}, ([1, 2], ["single", "ddp"])),
+        (CPU, {"world_size": 2}, ([2], ["ddp"])),
+        (CPU, {"strategy": ["single", "ddp"]}, ([1, 2, 4], ["single", "ddp"])),
+        (CPU, {"strategy": "ddp"}, ([2, 4], ["ddp"])),
+        (CPU, {"strategy": "single"}, ([1], ["single"])),
+        (CPU, GROUP, ([1, 2], ["single", "ddp"])),
+        (FOUR_DEVICES, {"world_size": [1, 4]}, ([1, 4], ["single", "dp", "ddp"])),
+        (FOUR_DEVICES, {"world_size": 4}, ([4], ["dp", "ddp"])),
+        (FOUR_DEVICES, {"strategy": "ddp"}, ([2, 3, 4], ["ddp"])),
+        (FOUR_DEVICES, {"strategy": "single"}, ([1], ["single"])),
+        (NAMED, {}, ([1], ["single"])),
+        (NAMED, {"strategy": "ddp"}, ([2, 3], ["ddp"])),
     ],
 )
-def test_on_the_cpu_one_of_ranks_and_strategy_asks_for_the_other(
-    given_space: dict[str, Any], ranks: tuple[list[Any], list[Any]]
+def test_ranks_and_strategies(
+    environment: Environment, given_space: dict[str, Any], ranks: tuple[list[Any], list[Any]]
 ) -> None:
-    assert ranks_of(make_space(given_space, environment=CPU)) == ranks
+    assert ranks_of(make_space(given_space, environment=environment)) == ranks
 
 
-@pytest.mark.parametrize(
-    ("given_space", "ranks"),
-    [
-        ({"world_size": [1, 4]}, ([1, 4], ["single", "dp", "ddp"])),
-        ({"world_size": 4}, ([4], ["dp", "ddp"])),
-        ({"strategy": "ddp"}, ([2, 3, 4], ["ddp"])),
-        ({"strategy": "single"}, ([1], ["single"])),
-    ],
-)
-def test_on_devices_one_of_ranks_and_strategy_asks_for_the_other(
-    given_space: dict[str, Any], ranks: tuple[list[Any], list[Any]]
-) -> None:
-    assert ranks_of(make_space(given_space, environment=FOUR_DEVICES)) == ranks
-
-
-def test_more_ranks_than_devices_are_told_by_the_rule() -> None:
+def test_more_ranks_than_devices() -> None:
     space = make_space({"world_size": [1, 2]}, environment=make_environment())
     assert "world_size=2" in str(compose({"strategy": "ddp", "world_size": 2}, space))
     space = make_space(
         {"world_size": 2}, environment=make_environment(device="mps", device_kind="mps")
     )
     assert "strategy 'ddp'" in str(compose({}, space))
-
-
-def test_a_device_that_was_named_is_left_alone_unless_asked() -> None:
-    second = make_environment(device="cuda:1", device_count=4)
-    assert ranks_of(make_space(environment=second)) == ([1], ["single"])
-    assert ranks_of(make_space({"strategy": "ddp"}, environment=second)) == ([2, 3], ["ddp"])
 
 
 def test_the_baselines_group_lies_in_the_space() -> None:
@@ -149,20 +128,18 @@ def test_the_baselines_group_lies_in_the_space() -> None:
         (51 * MIB, [50.0, 100.0]),
     ],
 )
-def test_buckets_beyond_the_first_that_holds_all_gradients_are_not_tried(
-    gradient_bytes: int, caps: list[float]
-) -> None:
+def test_bucket_caps(gradient_bytes: int, caps: list[float]) -> None:
     space = make_space(environment=FOUR_DEVICES, gradient_bytes=gradient_bytes)
     assert values(space, "ddp.bucket_cap_mb") == [None, *caps]
 
 
-def test_a_static_graph_is_promised_only_where_nothing_speaks_against_it() -> None:
+def test_static_graph_may_be_impossible() -> None:
     accumulating = make_space({"grad_accum_steps": [2, 4]}, environment=FOUR_DEVICES)
     unused = make_space(environment=FOUR_DEVICES, has_unused_parameters=True)
     assert values(accumulating, "ddp.static_graph") == values(unused, "ddp.static_graph") == [False]
 
 
-def test_unused_parameters_are_looked_for_where_the_probe_has_seen_them() -> None:
+def test_unused_parameters_are_searched() -> None:
     space = make_space(environment=FOUR_DEVICES, has_unused_parameters=True)
     assert values(space, "ddp.find_unused_parameters") == [True]
     config = compose({"strategy": "ddp", "world_size": 2}, space)
@@ -170,7 +147,7 @@ def test_unused_parameters_are_looked_for_where_the_probe_has_seen_them() -> Non
     assert config.ddp == DdpConfig(find_unused_parameters=True)
 
 
-def test_hooks_follow_the_spaces_precisions_and_the_backend() -> None:
+def test_default_hooks() -> None:
     coarse = {"amp_dtype": ["float16", "bfloat16"]}
     assert values(make_space(GROUP, environment=CPU), "ddp.comm_hook") == [None]
     assert values(make_space({**GROUP, **coarse}, environment=CPU), "ddp.comm_hook") == [
@@ -195,7 +172,7 @@ def test_workers_are_those_of_one_rank() -> None:
     assert unsharded.domains["num_workers"] == IntRange(low=0, high=1)
 
 
-def test_batches_reach_down_to_an_equal_share_of_the_baselines() -> None:
+def test_smallest_batch_is_a_ranks_share() -> None:
     eight = make_space(environment=make_environment(device_count=8))
     assert values(eight, "micro_batch_size")[0] == 4
     odd = make_space(
@@ -211,12 +188,11 @@ def test_batches_reach_down_to_an_equal_share_of_the_baselines() -> None:
         ({}, ROCM, [False, True]),
         ({}, CPU, [False]),
         ({"has_convolutions": False}, GPU, [False]),
-        ({"has_fixed_shapes": False}, GPU, [False]),
         ({"has_fixed_shapes": None}, GPU, [False]),
         ({"is_deterministic": True}, GPU, [False]),
     ],
 )
-def test_cudnns_benchmark_is_tried_where_fixed_shapes_are_convolved(
+def test_default_cudnn_benchmark(
     facts: dict[str, Any], environment: Environment, tried: list[bool]
 ) -> None:
     space = make_space(
@@ -225,20 +201,17 @@ def test_cudnns_benchmark_is_tried_where_fixed_shapes_are_convolved(
     assert values(space, "cudnn_benchmark") == tried
 
 
-def test_todays_benchmark_alone_is_tried_where_no_module_convolves() -> None:
+def test_baselines_cudnn_benchmark() -> None:
     space = make_space(
         baseline=TrainingConfig(cudnn_benchmark=True), environment=GPU, has_fixed_shapes=True
     )
     assert values(space, "cudnn_benchmark") == [True]
 
 
-def test_a_fused_optimizer_is_tried_where_torch_has_it() -> None:
-    for can_fuse, tried in ((True, [False, True]), (False, [False])):
-        for environment in (CPU, GPU):
-            space = make_space(
-                environment=environment, optimizer=OptimizerFacts(name="Adam", can_fuse=can_fuse)
-            )
-            assert values(space, "fused") == tried
+@pytest.mark.parametrize(("can_fuse", "tried"), [(True, [False, True]), (False, [False])])
+def test_default_fused(can_fuse: bool, tried: list[bool]) -> None:
+    space = make_space(optimizer=OptimizerFacts(name="Adam", can_fuse=can_fuse))
+    assert values(space, "fused") == tried
 
 
 @pytest.mark.parametrize(
@@ -256,7 +229,7 @@ def test_a_fused_optimizer_is_tried_where_torch_has_it() -> None:
         ({"compile": True, "compile_mode": ["max-autotune"]}, {}, ["max-autotune"]),
     ],
 )
-def test_cuda_graphs_are_tried_where_the_model_may_be_compiled(
+def test_default_compile_modes(
     given_space: dict[str, Any], today: dict[str, Any], tried: list[str]
 ) -> None:
     baseline = TrainingConfig.model_validate(today)
@@ -279,7 +252,7 @@ def test_cuda_graphs_need_a_gpu_and_fixed_shapes() -> None:
         assert values(space, "compile_mode") == ["default"]
 
 
-def test_a_mode_of_a_model_that_is_not_compiled_is_none() -> None:
+def test_mode_needs_compile() -> None:
     space = make_space({"compile": [False, True]}, has_fixed_shapes=True)
     plain = compose({"compile": False, "compile_mode": "reduce-overhead"}, space)
     assert plain == compose({"compile": False, "compile_mode": "default"}, space)

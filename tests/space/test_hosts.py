@@ -1,4 +1,4 @@
-"""A space over several hosts: which ranks are tried, what shares a host's cores, what is said of it."""
+"""Resolve a space over several hosts: ranks, workers, notes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import pytest
 from pydantic import ValidationError
 
 from autotune.config.environment import Environment
-from autotune.config.plan import IntRange, WorkloadFacts
+from autotune.config.plan import WorkloadFacts
 from autotune.config.training_config import TrainingConfig
 from autotune.messages.space import spread_without_effect, world_size_capped
+from autotune.note import Note
 from autotune.space import constraints as rules
 from autotune.space.space import ResolvedSpace, compose
 from tests.factories import CPU, FOUR_DEVICES, make_environment, make_facts, make_space
@@ -34,7 +35,7 @@ def obstacle(config: dict[str, Any], facts: WorkloadFacts, environment: Environm
 # The machine
 
 
-def test_hosts_that_come_and_go_leave_the_fingerprint() -> None:
+def test_fingerprint_ignores_hosts() -> None:
     assert over(FOUR_DEVICES, 3, is_spread=True).fingerprint == FOUR_DEVICES.fingerprint
 
 
@@ -64,7 +65,7 @@ def test_data_parallel_stays_on_one_host() -> None:
     assert re.search(r"^world_size.* 4, .*'dp'", str(refused))
 
 
-def test_a_devices_number_counts_on_a_lone_host_only() -> None:
+def test_named_device_on_a_lone_host() -> None:
     named = make_environment(device="cuda:1", device_count=4)
     assert (rules.most_ranks(named), rules.most_ranks(over(named, 2))) == (3, 8)
 
@@ -73,9 +74,7 @@ def test_a_devices_number_counts_on_a_lone_host_only() -> None:
     ("ranks", "packed", "spread"),
     [(1, 1, 1), (2, 2, 1), (3, 3, 1), (4, 4, 2), (6, 3, 2), (12, 4, 4), (15, 5, 5)],
 )
-def test_ranks_that_share_a_host_follow_from_their_layout(
-    ranks: int, packed: int, spread: int
-) -> None:
+def test_ranks_on_host(ranks: int, packed: int, spread: int) -> None:
     found = [
         rules.ranks_on_host(ranks, over(FOUR_DEVICES, 3, is_spread=is_spread))
         for is_spread in (False, True)
@@ -98,15 +97,13 @@ def test_ranks_that_share_a_host_follow_from_their_layout(
         (8, 128, [1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 128, 256]),
     ],
 )
-def test_whole_hosts_are_tried_beside_every_number_of_devices_of_one(
-    devices: int, hosts: int, sizes: list[int]
-) -> None:
+def test_whole_hosts_are_tried(devices: int, hosts: int, sizes: list[int]) -> None:
     space = make_space(environment=over(make_environment(device_count=devices), hosts), **LONG)
     strategies = ["single", "dp", "ddp"] if devices > 1 else ["single", "ddp"]
     assert ranks_of(space) == (sizes, strategies)
 
 
-def test_no_rank_is_left_without_a_sample_unless_batches_were_listed() -> None:
+def test_each_rank_has_a_sample() -> None:
     environment = over(FOUR_DEVICES, 32)
     kept = make_space(environment=environment, global_batch="keep", **LONG)
     small = make_space(
@@ -123,22 +120,22 @@ def test_no_rank_is_left_without_a_sample_unless_batches_were_listed() -> None:
         assert isinstance(config, TrainingConfig) == (space is kept)
 
 
-def test_a_cluster_of_processors_stays_alone_unless_asked() -> None:
-    three = over(CPU, 3)
-    assert ranks_of(make_space(environment=three)) == ([1], ["single"])
-    assert ranks_of(make_space({"strategy": "ddp"}, environment=three)) == ([2, 4, 8], ["ddp"])
+@pytest.mark.parametrize(
+    ("environment", "given_space", "ranks"),
+    [
+        (CPU, {}, ([1], ["single"])),
+        (CPU, {"strategy": "ddp"}, ([2, 4, 8], ["ddp"])),
+        (FOUR_DEVICES, {"strategy": "dp"}, ([2, 3, 4], ["dp"])),
+        (FOUR_DEVICES, {"world_size": [1, 8]}, ([1, 8], ["single", "ddp"])),
+    ],
+)
+def test_ranks_over_three_hosts(
+    environment: Environment, given_space: dict[str, Any], ranks: tuple[list[Any], list[Any]]
+) -> None:
+    assert ranks_of(make_space(given_space, environment=over(environment, 3))) == ranks
 
 
-def test_strategies_that_stay_on_a_host_are_given_no_more_ranks() -> None:
-    three = over(FOUR_DEVICES, 3)
-    assert ranks_of(make_space({"strategy": "dp"}, environment=three)) == ([2, 3, 4], ["dp"])
-    assert ranks_of(make_space({"world_size": [1, 8]}, environment=three)) == (
-        [1, 8],
-        ["single", "ddp"],
-    )
-
-
-def test_the_baselines_group_over_hosts_lies_in_the_space() -> None:
+def test_baselines_group_over_hosts() -> None:
     baseline = TrainingConfig(strategy="ddp", world_size=6)
     space = make_space(environment=over(FOUR_DEVICES, 3), baseline=baseline)
     assert ranks_of(space)[0] == [1, 2, 3, 4, 6, 8, 12]
@@ -150,9 +147,7 @@ def test_the_baselines_group_over_hosts_lies_in_the_space() -> None:
 @pytest.mark.parametrize(
     ("ranks", "packed", "spread"), [(4, 8, 16), (8, 8, 10), (12, 8, 8)]
 )  # of 32 workers that the ranks on a host share
-def test_workers_are_divided_among_the_ranks_of_a_host(
-    ranks: int, packed: int, spread: int
-) -> None:
+def test_workers_are_divided_among_ranks(ranks: int, packed: int, spread: int) -> None:
     params: dict[str, Any] = {"strategy": "ddp", "world_size": ranks, "num_workers": 32}
     found = []
     for is_spread in (False, True):
@@ -164,18 +159,7 @@ def test_workers_are_divided_among_the_ranks_of_a_host(
     assert found == [packed, spread]
 
 
-def test_the_range_of_workers_is_that_of_the_ranks_on_a_host() -> None:
-    group: dict[str, Any] = {"strategy": "ddp", "world_size": [8, 12]}
-    found = [
-        make_space(group, environment=over(FOUR_DEVICES, 4, is_spread=is_spread)).domains[
-            "num_workers"
-        ]
-        for is_spread in (False, True)
-    ]
-    assert found == [IntRange(low=0, high=8), IntRange(low=0, high=16)]
-
-
-def test_the_baselines_workers_are_counted_on_one_host() -> None:
+def test_baselines_workers_count_on_one_host() -> None:
     baseline = TrainingConfig(strategy="ddp", world_size=8, num_workers=16)
     caps = [
         make_space(environment=over(FOUR_DEVICES, hosts), baseline=baseline).workers_cap
@@ -189,21 +173,19 @@ def test_the_baselines_workers_are_counted_on_one_host() -> None:
 # What is said
 
 
-def test_nothing_is_said_of_hosts_that_are_used() -> None:
-    for is_spread in (False, True):
-        assert (
-            make_space(environment=over(FOUR_DEVICES, 3, is_spread=is_spread), **LONG).notes == ()
-        )
-
-
-@pytest.mark.parametrize(("hosts", "given_space"), [(1, {}), (3, {"world_size": 1})])
-def test_a_layout_that_changes_nothing_is_said(hosts: int, given_space: dict[str, Any]) -> None:
-    (note,) = make_space(given_space, environment=over(FOUR_DEVICES, hosts, is_spread=True)).notes
-    assert note == spread_without_effect(hosts=hosts)
-
-
-def test_devices_that_no_group_reaches_are_said_unless_ranks_were_listed() -> None:
-    many = over(FOUR_DEVICES, 256)
-    (note,) = make_space(environment=many, **LONG).notes
-    assert note == world_size_capped(most=256, devices=1024, hosts=256)
-    assert make_space({"world_size": [1, 4]}, environment=many, **LONG).notes == ()
+@pytest.mark.parametrize(
+    ("hosts", "is_spread", "given_space", "notes"),
+    [
+        (3, False, {}, ()),
+        (3, True, {}, ()),
+        (1, True, {}, (spread_without_effect(hosts=1),)),
+        (3, True, {"world_size": 1}, (spread_without_effect(hosts=3),)),
+        (256, False, {}, (world_size_capped(most=256, devices=1024, hosts=256),)),
+        (256, False, {"world_size": [1, 4]}, ()),
+    ],
+)
+def test_notes_on_hosts(
+    hosts: int, is_spread: bool, given_space: dict[str, Any], notes: tuple[Note, ...]
+) -> None:
+    environment = over(FOUR_DEVICES, hosts, is_spread=is_spread)
+    assert make_space(given_space, environment=environment, **LONG).notes == notes

@@ -1,4 +1,4 @@
-"""Settings that can't be changed from outside stay as the script has them; who asks for them is told so."""
+"""Fix the settings of a script that can't be changed from outside, and refuse them in a space."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ PLAIN = sorted(name for name in SearchSpace.model_fields if name != "ddp")
 
 
 def reached(script: ScriptFacts, environment: Any = GPU, **space: Any) -> Mapping[str, Domain]:
-    """The user's part of the space, which must be possible."""
+    """Return the user's part of the space, which must be possible."""
     found = within_reach(SearchSpace.model_validate(space).given(), script, environment)
     assert not isinstance(found, str), found
     return found
 
 
 def refused(script: ScriptFacts, **space: Any) -> str:
-    """Why the user's part of the space can't be searched."""
+    """Return why the user's part of the space can't be searched."""
     found = within_reach(SearchSpace.model_validate(space).given(), script, GPU)
     assert isinstance(found, str)
     return found
@@ -39,7 +39,7 @@ def fixed(value: SettingValue) -> Choices:
 
 
 @given(st.sets(st.sampled_from(PLAIN)))
-def test_whatever_is_out_of_reach_is_fixed_to_what_the_script_does(names: set[str]) -> None:
+def test_out_of_reach_is_fixed(names: set[str]) -> None:
     script = make_script(reached=tuple(sorted(names)))
     found = reached(script)
     own = script.observed.model_dump()
@@ -55,7 +55,7 @@ def test_whatever_is_out_of_reach_is_fixed_to_what_the_script_does(names: set[st
     st.sets(st.sampled_from(PLAIN)),
     st.sampled_from(["num_workers", "micro_batch_size", "grad_accum_steps"]),
 )
-def test_a_setting_is_refused_exactly_where_it_is_out_of_reach(names: set[str], asked: str) -> None:
+def test_out_of_reach_is_refused(names: set[str], asked: str) -> None:
     space = SearchSpace.model_validate({asked: [2, 4]}).given()
     found = within_reach(space, make_script(reached=tuple(names)), GPU)
     assert isinstance(found, str) == (asked not in names)
@@ -63,12 +63,12 @@ def test_a_setting_is_refused_exactly_where_it_is_out_of_reach(names: set[str], 
         assert found[asked] == space[asked]
 
 
-def test_the_refusal_names_the_setting_and_the_way_to_reach_it() -> None:
+def test_refusal_names_the_setting() -> None:
     assert "{grad_accum_steps}" in refused(make_script(), grad_accum_steps=[1, 2])
     assert re.search(r"^space\.compile .*True.*False", refused(make_script(), compile=[True]))
 
 
-def test_a_setting_out_of_reach_may_be_given_the_value_that_the_script_has() -> None:
+def test_scripts_own_value_is_allowed() -> None:
     assert reached(make_script(), grad_accum_steps=[1])["grad_accum_steps"] == fixed(1)
 
 
@@ -76,13 +76,11 @@ def test_a_setting_out_of_reach_may_be_given_the_value_that_the_script_has() -> 
     ("environment", "dtypes"),
     [(CPU, ("float32", "bfloat16")), (GPU, ("float32", "tf32", "bfloat16"))],
 )
-def test_precisions_are_those_of_the_device_without_float16(
-    environment: Any, dtypes: tuple[str, ...]
-) -> None:
+def test_precisions_without_float16(environment: Any, dtypes: tuple[str, ...]) -> None:
     assert reached(make_script(), environment)["amp_dtype"] == Choices(values=dtypes)
 
 
-def test_float16_is_refused_unless_the_script_scales_its_losses_itself() -> None:
+def test_float16_needs_the_scripts_scaler() -> None:
     asked = {"amp_dtype": ["float32", "float16"]}
     assert re.search(r"^space\.amp_dtype .*float16", refused(make_script(), **asked))
     placed = make_script(placeholders=("amp_dtype",))
@@ -91,7 +89,7 @@ def test_float16_is_refused_unless_the_script_scales_its_losses_itself() -> None
     assert reached(own, amp_dtype=["float16"])["amp_dtype"] == fixed("float16")
 
 
-def test_ddps_settings_are_fixed_where_ddp_is_not_used() -> None:
+def test_ddp_settings_without_ddp_are_fixed() -> None:
     group: dict[str, Any] = {"strategy": "ddp", "world_size": 2, "ddp": {"static_graph": True}}
     script = make_script(observed=group, reached=("ddp.bucket_cap_mb", "num_workers"))
     found = reached(script)
@@ -100,7 +98,7 @@ def test_ddps_settings_are_fixed_where_ddp_is_not_used() -> None:
     assert not any(name.startswith("ddp.") for name in reached(make_script()))
 
 
-def test_of_a_script_that_allows_tf32_itself_float32_is_not_searched() -> None:
+def test_script_that_allows_tf32() -> None:
     script = make_script(observed={"amp_dtype": "tf32"}, reached=("amp_dtype",))
     assert reached(script)["amp_dtype"] == Choices(values=("tf32", "bfloat16"))
     assert "allows TF32" in refused(script, amp_dtype=["float32", "bfloat16"])

@@ -1,4 +1,4 @@
-"""With a token budget max_tokens is searched: the samples of a batch follow it, and a kept batch is kept in tokens."""
+"""Search max_tokens in place of the micro batch, which follows it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def composed(space: ResolvedSpace, **values: SettingValue) -> TrainingConfig:
     return config
 
 
-def test_max_tokens_is_searched_in_powers_of_two_of_the_baselines() -> None:
+def test_default_max_tokens() -> None:
     space = budget_space()
     assert list(space.domains["max_tokens"]) == [250, 500, 1000, 2000, 4000, 8000]
     assert "max_tokens" in space.parameters
@@ -47,7 +47,7 @@ def test_max_tokens_is_searched_in_powers_of_two_of_the_baselines() -> None:
     assert list(budget_space(max_batch_scale=2).domains["max_tokens"]) == [250, 500, 1000, 2000]
 
 
-def test_without_a_budget_max_tokens_is_not_searched() -> None:
+def test_no_max_tokens_without_a_budget() -> None:
     space = make_space()
     assert list(space.domains["max_tokens"]) == [None]
     assert {"micro_batch_size"} == {"micro_batch_size", "max_tokens"} & set(space.parameters)
@@ -66,7 +66,7 @@ def test_the_samples_of_a_batch_follow_the_budget() -> None:
 
 
 @given(_BASELINES, st.booleans(), st.data())
-def test_composed_batches_follow_the_budget_within_the_cap(
+def test_composed_batches_follow_the_budget(
     baseline: TrainingConfig, keeps: bool, data: st.DataObject
 ) -> None:
     space = budget_space(
@@ -93,7 +93,7 @@ def test_composed_batches_follow_the_budget_within_the_cap(
     assert TrainingConfig.model_validate(config.model_dump()) == config
 
 
-def test_a_kept_batch_is_kept_in_tokens_however_the_samples_round() -> None:
+def test_kept_batch_is_in_tokens() -> None:
     space = budget_space(
         baseline=BASELINE.model_copy(update={"grad_accum_steps": 2}), global_batch="keep"
     )
@@ -103,7 +103,7 @@ def test_a_kept_batch_is_kept_in_tokens_however_the_samples_round() -> None:
     assert config.global_batch_ratio(space.baseline) == 1
 
 
-def test_the_best_at_the_same_batch_is_sought_in_tokens() -> None:
+def test_same_batch_variant_is_in_tokens() -> None:
     space = budget_space()
     best = make_trial(1, config=composed(space, max_tokens=500, grad_accum_steps=1))
     variant = same_batch_variant(best, space)
@@ -117,7 +117,7 @@ def test_first_guesses_take_the_largest_budget() -> None:
     }
 
 
-def test_what_the_curves_measure_has_samples_by_its_budget() -> None:
+def test_curves_follow_the_budget() -> None:
     space = budget_space()
     budgets = {
         config.max_tokens: config.micro_batch_size
@@ -134,19 +134,19 @@ def test_what_the_curves_measure_has_samples_by_its_budget() -> None:
     }
 
 
-def test_loaders_of_unlike_budgets_have_ceilings_of_their_own() -> None:
+def test_loader_key_holds_the_budget() -> None:
     small, less = (
         BASELINE.model_copy(update={"micro_batch_size": 1, "max_tokens": most}) for most in (80, 40)
     )
     assert loader_key(small) != loader_key(less)
 
 
-def test_a_smaller_batch_of_the_guard_takes_its_budget_along() -> None:
+def test_with_batch_scales_the_budget() -> None:
     assert with_batch(BASELINE, 26).max_tokens == 2000
     assert with_batch(TrainingConfig(), 8) == TrainingConfig(micro_batch_size=8)
 
 
-def test_the_baseline_has_the_samples_that_the_probe_has_counted() -> None:
+def test_with_mean_batch() -> None:
     facts = make_facts(has_token_budget=True, budget_samples=12.6)
     assert with_mean_batch(TrainingConfig(max_tokens=1000), facts) == BASELINE
     both = make_facts(has_token_budget=True)
@@ -163,9 +163,7 @@ def test_the_baseline_has_the_samples_that_the_probe_has_counted() -> None:
         ({"micro_batch_size": [8]}, False, None),
     ],
 )
-def test_the_setting_that_is_not_searched_is_refused_by_name(
-    listed: dict[str, Any], has_budget: bool, refused: str | None
-) -> None:
+def test_budget_obstacle(listed: dict[str, Any], has_budget: bool, refused: str | None) -> None:
     reason = budget_obstacle(
         SearchSpace.model_validate(listed).given(), make_facts(has_token_budget=has_budget)
     )

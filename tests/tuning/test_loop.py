@@ -147,7 +147,7 @@ def test_what_came_after_a_window_is_no_part_of_what_a_run_takes(tmp_path: Path)
         return with_first(record, wall_s=1000.0 + after_s, measurement=measurement)
 
     bare, longer = with_after(0.0), with_after(500.0)
-    assert overhead_s(longer) == overhead_s(bare)
+    assert overhead_s(longer, 0.0) == overhead_s(bare, 0.0)
 
 
 def test_what_a_ceiling_takes_is_a_tenth_of_the_window_within_bounds() -> None:
