@@ -103,6 +103,8 @@ class Trials:
     """Best trials of an earlier search to try again, besides its recommendation."""
     same_failures: int = 3
     """Equal failures after which a cause is sought; two may share one by chance."""
+    host_bound: float = 0.2
+    """Share of the time in which the device waits for the host, from which training is host-bound."""
     cured: int = 2
     """Leading host-bound configurations of which variants with less work for the host are tried."""
     before_cures: int = 2

@@ -48,7 +48,7 @@ from autotune.report.sentences import describe_nothing_feasible
 from autotune.tuning.loop import Search
 from autotune.tuning.outcomes import host_notes
 from autotune.tuning.probe import probe_workload
-from autotune.tuning.proposer import make_proposer
+from autotune.tuning.proposer import Proposer
 from autotune.tuning.select import select
 from autotune.tuning.study import Study, open_finished
 from autotune.tuning.time_budget import Clock, TimeBudget
@@ -208,11 +208,10 @@ def _search_of(
     """Make the search with its proposer; if it is continued, read its curves of loader and device."""
     study = time.study
     space = time.study.space
-    keep = partial(write_model, folder.curves)
     search = Search(
         time=time,
         runner=runner,
-        proposer=make_proposer(time, seed=plan.seed, keep=keep),
+        proposer=Proposer(time, plan.seed, keep=partial(write_model, folder.curves)),
         on_record=folder.append_trial,
         notes=[
             *space.notes,
@@ -339,20 +338,23 @@ def _write_patch(summary: RunSummary, folder: RunFolder) -> None:
 def _summarise(search: Search, plan: Plan, interrupted: Note | None = None) -> RunSummary:
     """Select, and return the data of reports; `interrupted` is what ended the search early, if anything."""
     found = search.outcome()
-    space = found.space
+    study = search.study
+    space = study.space
     ended = interrupted or found.ended_because
     assert ended is not None, "a search ends for a reason"  # noqa: S101 - our own bug
     measured = next(
         (record.measurement for record in found.records if record.measurement is not None), None
     )
     chosen = select(found)
-    growth = growth_notes_of(
-        found.records, chosen, MemoryLimits.on(space.environment, space.limit_bytes)
-    )
+    limits = MemoryLimits.on(space.environment, space.limit_bytes)
     launcher = search.runner.launcher
-    on_time = search.time.notes(has_shared=is_sharing(launcher))
-    held = host_notes(found, chosen)
-    notes = (*found.notes, *held, *growth, *on_time, *notes_of(launcher))  # hosts come and go
+    notes = (
+        *search.notes,
+        *host_notes(found.records, search.ceilings, chosen),
+        *growth_notes_of(found.records, chosen, limits),
+        *search.time.notes(has_shared=is_sharing(launcher)),
+        *notes_of(launcher),  # hosts come and go
+    )
     return RunSummary(
         name=plan.name,
         objective=plan.objective,
@@ -365,12 +367,12 @@ def _summarise(search: Search, plan: Plan, interrupted: Note | None = None) -> R
         limit_bytes=space.limit_bytes,
         memory_source="not measured" if measured is None else measured.memory.source,
         trials=found.records,
-        run_variation=found.spread,
+        run_variation=study.spread,
         recommendation=chosen,
         notes=tuple(dict.fromkeys(notes)),
         stopped_because=ended,
-        is_complete=found.is_complete,
+        is_complete=search.is_complete,
         wall_s=search.time.clock.elapsed_s,
-        promised_s=found.expected_s,
+        promised_s=search.promised_s,
         autotune_version=__version__,
     )

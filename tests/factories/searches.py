@@ -24,7 +24,7 @@ from autotune.space.space import resolve
 from autotune.testing import CostModel, FakeLauncher, analytic_cost
 from autotune.tuning.loop import Search
 from autotune.tuning.outcomes import SearchOutcome
-from autotune.tuning.proposer import make_proposer
+from autotune.tuning.proposer import Proposer
 from autotune.tuning.select import select
 from autotune.tuning.study import Study
 from autotune.tuning.time_budget import Clock, TimeBudget
@@ -119,7 +119,7 @@ def make_search(
         runner=runner,
         show=lambda _: None,
         on_record=lambda _: None,
-        proposer=make_proposer(time, seed=0),
+        proposer=Proposer(time),
     )
 
 

@@ -10,13 +10,12 @@ import pytest
 
 from autotune.config.training_config import DdpConfig, TrainingConfig
 from autotune.diagnosis.scaling import compare_strategies
-from autotune.policy import WindowRules
 from autotune.records.ceilings import Ceiling, CeilingBook, device_key
 from autotune.records.measurement import Ceilings, Communication
 from autotune.records.trial import Score, TrialRecord, TrialResult
 from autotune.testing import FakeLauncher, FakeTrial, analytic_cost, fake_environment
 from autotune.tuning.loop import Search
-from autotune.tuning.probe import extras_of, with_ceilings
+from autotune.tuning.probe import with_ceilings
 from tests.factories import GPU, make_measurement
 from tests.factories.searches import confirmed, make_search
 
@@ -159,9 +158,7 @@ def test_a_ceiling_that_the_run_exceeds_is_evidence_and_no_ceiling() -> None:
     assert (run.loader_ceiling, run.device_ceiling) == (None, 1200.0)
     assert run.ceilings is not None
     assert run.ceilings.loader is not None
-    assert extras_of(config, book, WindowRules(), is_baseline=False).loader_ceiling, (
-        "it is measured again"
-    )
+    assert book.needs("loader", config), "it is measured again"
 
 
 def test_a_slowed_measurement_does_not_take_the_place_of_another_of_the_same_side() -> None:

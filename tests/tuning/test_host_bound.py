@@ -11,16 +11,17 @@ import pytest
 from autotune.config.plan import Budget, Objective, OptimizerFacts, SearchSpace
 from autotune.config.training_config import TrainingConfig
 from autotune.note import Note
+from autotune.records.measurement import BusyReading
 from autotune.space.ranges import Basis
 from autotune.space.space import ResolvedSpace, compose, resolve
 from autotune.testing import FakeLauncher, FakeTrial
 from autotune.tuning.loop import Search
 from autotune.tuning.outcomes import (
+    busy_while_host_bound,
     compilation_domains,
     host_notes,
     is_host_bound,
     list_cures,
-    waits_most_for_host,
 )
 from tests.factories import (
     GPU,
@@ -143,8 +144,15 @@ def test_a_host_that_the_device_waits_for_less_than_for_data_is_not_the_bottlene
 ) -> None:
     breakdown = make_breakdown(idle=0.25, wait=waiting)
     window = make_window(1000.0, host_ahead_s=0.0)
-    run = make_measurement(1000.0, window=window, breakdown=breakdown, data_wait_fraction=waiting)
-    assert waits_most_for_host(run) == is_most
+    readings = (BusyReading(fraction=0.5, source="NVML"),)
+    run = make_measurement(
+        1000.0,
+        window=window,
+        breakdown=breakdown,
+        data_wait_fraction=waiting,
+        busy_readings=readings,
+    )
+    assert (busy_while_host_bound(run) is not None) == is_most
 
 
 def launching(config: TrainingConfig) -> FakeTrial:
@@ -195,7 +203,7 @@ def noted(search: Search, number: int) -> list[Note]:
     found = search.outcome()
     config = next(record.config for record in found.records if record.number == number)
     chosen = make_recommendation(number=number, config=config)
-    return list(host_notes(found, chosen))
+    return list(host_notes(found.records, search.ceilings, chosen))
 
 
 def test_the_report_says_so_where_the_host_holds_what_is_recommended(tmp_path: Path) -> None:
@@ -208,7 +216,7 @@ def test_the_report_says_so_where_the_host_holds_what_is_recommended(tmp_path: P
     assert held.figures["launch_s"] is not None
     assert held.figures["has_compiled"] is True
     assert noted(search, best.number) == [], "graphs have cured it"
-    assert list(host_notes(search.outcome(), None)) == []
+    assert list(host_notes((), search.ceilings, None)) == []
 
 
 def test_a_device_that_is_always_behind_has_nothing_compiled(tmp_path: Path) -> None:

@@ -14,15 +14,16 @@ from autotune.models.observations import ConfiguredPoint
 from autotune.models.time_estimate import overhead_s
 from autotune.note import Note
 from autotune.policy import WindowRules
+from autotune.protocol.messages import Extras
 from autotune.records.ceilings import CeilingBook, device_key, loader_key
 from autotune.records.result import CurvePoint
 from autotune.records.trial import Failure, Score, TrialRecord, TrialResult, best_of
 from autotune.space.space import ResolvedSpace
 from autotune.testing import FakeLauncher, FakeTrial, analytic_cost
 from autotune.tuning.loop import Search
-from autotune.tuning.probe import extras_of, with_ceilings
+from autotune.tuning.probe import with_ceilings
 from autotune.tuning.proposals import largest_batch_variant
-from autotune.tuning.proposer import ModelProposer
+from autotune.tuning.proposer import Proposer
 from autotune.tuning.study import METHODS, SearchMethod
 from autotune.tuning.time_budget import Clock
 from tests.factories import make_measurement, with_first
@@ -111,24 +112,13 @@ def test_ceilings_are_known_after_a_resume(tmp_path: Path) -> None:
     assert again.ceilings == first.ceilings
 
 
-@pytest.mark.slow
-def test_a_ceiling_that_was_asked_for_and_not_reached_is_asked_for_once(tmp_path: Path) -> None:
-    search = make_search(tmp_path, FakeLauncher())
-    search.run()
-    record, book = search.study.records[0], CeilingBook()
-    assert record.measurement is not None
-    bare = record.measurement.model_copy(
-        update={"ceilings": None, "loader_ceiling": None, "device_ceiling": None}
-    )
-    result = record.result.model_copy(update={"measurement": bare})
-    asked = extras_of(record.config, book, WindowRules(), is_baseline=False)
-    with_ceilings(result, record.config, book)
-    assert extras_of(record.config, book, WindowRules(), is_baseline=False) == asked, (
-        "it was not asked for"
-    )
-    with_ceilings(result, record.config, book, asked=asked)
-    again = extras_of(record.config, book, WindowRules(), is_baseline=False)
-    assert (again.loader_ceiling, again.device_ceiling) == (False, False)
+def test_ceiling_not_measured_is_not_tried_again() -> None:
+    config, book = TrainingConfig(), CeilingBook()
+    bare = TrialResult(outcome="ok", measurement=make_measurement(100.0))
+    with_ceilings(bare, config, book)
+    assert book.needs("loader", config), "it was not tried"
+    with_ceilings(bare, config, book, asked=Extras(loader_ceiling=True))
+    assert not book.needs("loader", config)
 
 
 @pytest.mark.slow
@@ -150,12 +140,11 @@ def test_what_came_after_a_window_is_no_part_of_what_a_run_takes(tmp_path: Path)
     assert overhead_s(longer) == overhead_s(bare)
 
 
-def test_what_a_ceiling_takes_is_a_tenth_of_the_window_within_bounds() -> None:
-    book, config = CeilingBook(), TrainingConfig()
-    stretches = [
-        extras_of(config, book, WindowRules(max_s=max_s), is_baseline=False).stretch_s
-        for max_s in (0.1, 3.0, 20.0)
-    ]
+def test_ceiling_takes_a_tenth_of_the_window_within_bounds(tmp_path: Path) -> None:
+    search = make_search(tmp_path, FakeLauncher())
+    baseline = TrialRecord(number=0, config=search.space.baseline)
+    windows = [WindowRules(max_s=max_s) for max_s in (0.1, 3.0, 20.0)]
+    stretches = [search._extras_of(baseline, window).stretch_s for window in windows]
     assert stretches == pytest.approx([0.2, 0.3, 0.5])
 
 
@@ -329,8 +318,7 @@ def test_a_guided_search_ends_after_six_promising_trials_whatever_else_has_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     search = make_search(tmp_path, FakeLauncher(), n_trials=None, amp_dtype="float32")
-    assert isinstance(search.proposer, ModelProposer)
-    monkeypatch.setattr(ModelProposer, "outlook", lambda *_: None)  # patience alone may end it
+    monkeypatch.setattr(Proposer, "outlook", lambda *_: None)  # patience alone may end it
     search.proposer.sides = [
         ConfiguredPoint(
             side="device", config=TrainingConfig(), point=CurvePoint(changes={}, ceiling=None)

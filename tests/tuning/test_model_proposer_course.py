@@ -30,7 +30,7 @@ from autotune.records.trial import Failure, TrialRecord, TrialResult
 from autotune.space.space import compose
 from autotune.testing import CostModel, FakeLauncher, FakeTrial, analytic_cost
 from autotune.tuning.proposals import first_guesses
-from autotune.tuning.proposer import ModelProposer, tried_in
+from autotune.tuning.proposer import tried_in
 from tests.factories.searches import GIB, FailingLauncher, make_search
 from tests.tuning.guided import (
     LIMIT,
@@ -176,20 +176,16 @@ def test_a_trial_far_from_what_was_expected_is_followed_by_what_promises_most_th
     tmp_path: Path, rate: float, outcome: str
 ) -> None:
     search = guided(tmp_path, trapped(rate), n_trials=2, **SMALL)
-    assert isinstance(search.proposer, ModelProposer)
     last = search.study.ended[-1]
     assert (last.config.num_workers, last.outcome) == (8, outcome)
-    proposal = search.proposer.propose(search.best)
-    assert proposal is not None
-    assert proposal.is_promising
-    assert not search.study.has_waiting, "the loop proposes, not the model"
+    search.proposer.propose(search.best)
+    assert search.study.has_waiting
 
 
 def test_what_the_sampler_finds_is_taken_for_too_large_where_the_memory_ends(
     tmp_path: Path,
 ) -> None:
     search = guided(tmp_path, memory_cliff, **{**SMALL, "micro_batch_size": [16, 32, 64, 128, 256]})
-    assert isinstance(search.proposer, ModelProposer)
     for config in composed(search):
         fits = memory_cliff(config).peak_memory_bytes <= LIMIT
         reason = search.proposer.skip(config)
@@ -200,7 +196,6 @@ def test_what_the_sampler_finds_and_differs_only_on_a_side_that_holds_nothing_is
     tmp_path: Path,
 ) -> None:
     search = guided(tmp_path, slow_device, n_trials=6, **SMALL)
-    assert isinstance(search.proposer, ModelProposer)
     assert search.proposer.outlook(search.best) is not None
     seen = {device_key(config) for config in tried_in(search.study) if config.num_workers}
     open_ones = [one for one in composed(search) if one.num_workers and search.study.is_open(one)]
@@ -285,7 +280,6 @@ def test_at_the_users_own_batch_a_trial_races_against_those_at_it_alone(
     for micro, workers in [(64, 2), (32, 4)]:
         search.study.propose({"micro_batch_size": micro, "num_workers": workers})
     search.run()
-    assert isinstance(search.proposer, ModelProposer)
     asked = TrialRecord(
         number=9, config=TrainingConfig(micro_batch_size=micro_batch_size, num_workers=8)
     )

@@ -10,7 +10,6 @@ import pytest
 
 from autotune.config.training_config import TrainingConfig
 from autotune.models.evidence import evidence_of_runs
-from autotune.records.ceilings import CeilingBook
 from autotune.records.result import RunVariation
 from autotune.records.trial import TrialRecord
 from autotune.tuning.outcomes import SearchOutcome
@@ -33,11 +32,7 @@ def found_of(rates: Mapping[int, Sequence[float]], proven: Mapping[int, float]) 
     return SearchOutcome(
         space=make_space(baseline=TrainingConfig(num_workers=0)),
         records=tuple(records),
-        ceilings=CeilingBook(),
-        notes=(),
         ended_because=None,
-        expected_s=None,
-        spread=spread,
         evidence=evidence,
         believed={number: log(sum(of) / len(of)) for number, of in rates.items()},
         proven=proven,

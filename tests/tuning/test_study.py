@@ -308,13 +308,27 @@ def test_a_reopened_study_knows_its_records(open_study: Callable[..., Study]) ->
     for result in (TIMEOUT, OOM, CRASH):
         trial = study.ask()
         assert trial is not None
-        study.tell(
-            trial,
-            result,
-            Score(value=1.0, feasible=False, violation=0.1) if result is OOM else None,
-        )
+        study.tell(trial, result, None)
     assert open_study().records == study.records
     assert read_records(study.optuna_study) == [*study.records]
+
+
+def test_records_stay_the_same_object_until_a_trial_changes(
+    open_study: Callable[..., Study],
+) -> None:
+    study = open_study(make_fake_space(**SMALL))
+    trials = [trial for _ in range(3) if (trial := study.ask()) is not None]
+    for trial in reversed(trials):
+        score = Score(value=1.0 + trial.number, feasible=True)
+        study.tell(trial, TrialResult(outcome="ok", measurement=make_measurement()), score)
+    ended = study.ended
+    assert ended is study.ended
+    assert [record.number for record in ended] == [2, 1, 0]
+    assert [record.number for record in study.records] == [0, 1, 2]
+    assert study.best == ended[0]
+    study.add_run(2, TrialResult(outcome="crashed"))
+    assert [record.number for record in study.ended] == [2, 1, 0]
+    assert study.best == ended[1]
 
 
 def test_a_running_trial_is_retried_and_a_finished_one_never(
