@@ -124,6 +124,10 @@ class Trials:
     """Combinations tried to find one trial if the space is drawn from, or all are skipped."""
     all_candidates_up_to: int = 4096
     """Combinations of a space up to which all are candidates: about a second before each trial."""
+    all_values_up_to: int = 40
+    """Values of a range up to which all are tried in variants of the best in a larger space."""
+    spread_values: int = 24
+    """Values, spread over a longer range, that are tried there besides the nearest."""
     random_candidates: int = 1500
     """Random combinations among the candidates of a larger space."""
     repeats_in_a_row: int = 8

@@ -156,22 +156,25 @@ def run_plan(
         # while the probe's process starts; and a Ctrl-C, which would be taken for a failed import,
         # spares a thread
         Thread(target=import_module, args=("scipy.optimize",)).start()
-        show(Progress(phase="probe", elapsed_s=clock.elapsed_s, remaining_s=clock.left_s))
+
+        def show_probe(warnings: tuple[Note, ...] = ()) -> None:
+            show(
+                Progress(
+                    phase="probe",
+                    elapsed_s=clock.elapsed_s,
+                    remaining_s=clock.left_s,
+                    warnings=warnings,
+                )
+            )
+
+        show_probe()
         begun = clock.elapsed_s
         runner, space = probe_workload(plan, runner_for(plan, folder, starts))
         plan = replace(plan, baseline=space.baseline)  # a script's is what was seen of it
         probe_s = clock.elapsed_s - begun
-        beside = Neighbours() if launcher is None and plan.executor.kind == "local" else None
-        others = () if beside is None else beside.new()
-        warnings = (*warnings_in(space.notes), *others)
-        show(
-            Progress(
-                phase="probe",
-                elapsed_s=clock.elapsed_s,
-                remaining_s=clock.left_s,
-                warnings=warnings,
-            )
-        )
+        neighbours = Neighbours() if launcher is None and plan.executor.kind == "local" else None
+        others = () if neighbours is None else neighbours.new()
+        show_probe((*warnings_in(space.notes), *others))
         study = Study.open(
             folder.study,
             space,
@@ -190,11 +193,16 @@ def run_plan(
         search = _search_of(plan, time, runner, folder, hints)
         search.show = show
         search.notes += others
-        if beside is not None:
-            search.on_record = partial(_keep, search, folder, beside)
+
+        def keep(record: TrialRecord) -> None:
+            folder.append_trial(record)
+            if neighbours is not None:
+                search.notes += neighbours.new()
+
+        search.on_record = keep
         try:
             folder.write_trials(study.records)  # a kill or damage may have left others there
-            summary = _known(search, folder)
+            summary = _finished(search, folder)
             if summary is None:
                 summary = _tune(search, plan, folder)
         finally:
@@ -207,32 +215,24 @@ def _search_of(
 ) -> Search:
     """Make the search with its proposer; if it is continued, read its curves of loader and device."""
     study = time.study
-    space = time.study.space
+    space = study.space
     search = Search(
         time=time,
         runner=runner,
         proposer=Proposer(time, plan.seed, keep=partial(write_model, folder.curves)),
-        on_record=folder.append_trial,
-        notes=[
-            *space.notes,
-            *([search_resumed(plan.workload.command is not None)] if study.records else []),
-        ],
+        notes=list(space.notes),
     )
-    curves = folder.read_curves() if study.records else None
-    if isinstance(curves, Note):
-        search.notes.append(curves)
-    elif curves is not None:
-        search.proposer.recall(curves, search.ceilings)
+    if study.records:
+        search.notes.append(search_resumed(plan.workload.command is not None))
+        curves = folder.read_curves()
+        if isinstance(curves, Note):
+            search.notes.append(curves)
+        elif curves is not None:
+            search.proposer.recall(curves, search.ceilings)
     if hints is not None:
         search.first = seed_params(hints, space)
         search.notes.append(note_of_hints(hints, space))
     return search
-
-
-def _keep(search: Search, folder: RunFolder, beside: Neighbours, record: TrialRecord) -> None:
-    """Store a trial's record, and report searches that have started at the same time."""
-    folder.append_trial(record)
-    search.notes += beside.new()
 
 
 def _tune(search: Search, plan: Plan, folder: RunFolder) -> RunSummary:
@@ -256,12 +256,12 @@ def _tune(search: Search, plan: Plan, folder: RunFolder) -> RunSummary:
 
 
 def _finished(search: Search, folder: RunFolder) -> RunSummary | None:
-    """Return the summary of a search that is decided and has no trial left; else None.
+    """Return the summary of a search that is decided and has no trial left, with its reports; else None.
 
     A damaged summary, or a study that lacks trials of it, is noted, and the search continues.
     """
     time = search.time
-    study = search.time.study
+    study = search.study
     budget = search.time.budget
     if not folder.summary.exists():
         return None
@@ -270,9 +270,7 @@ def _finished(search: Search, folder: RunFolder) -> RunSummary | None:
     except ConfigError as error:
         search.notes.append(file_damaged(folder.summary.name, reason=str(error)))
         return None
-    lacking = {trial.number for trial in summary.trials} - {
-        record.number for record in study.records
-    }
+    lacking = {trial.number for trial in summary.trials} - {one.number for one in study.records}
     if lacking:
         reason = f"it lacks {len(lacking)} trials of {folder.summary.name}"
         search.notes.append(file_damaged(folder.study.name, reason))
@@ -283,24 +281,15 @@ def _finished(search: Search, folder: RunFolder) -> RunSummary | None:
     if not (is_over or (ended_by_itself and summary.budget == budget)):
         return None
     # As text: a figure that is no number equals nothing.
-    is_same_rule = summary.objective == study.space.objective
     written, known = (
         [trial.model_dump_json() for trial in trials] for trials in (summary.trials, study.records)
     )
-    is_settled = (
-        summary.recommendation is not None and summary.recommendation.verdict != "unconfirmed"
-    )
-    return (
-        summary
-        if written == known and summary.is_complete and is_settled and is_same_rule
-        else None
-    )
-
-
-def _known(search: Search, folder: RunFolder) -> RunSummary | None:
-    """Return `_finished`, and write reports that are missing since the process was killed."""
-    summary = _finished(search, folder)
-    if summary is not None and not folder.has_reports():
+    is_same = written == known and summary.objective == study.space.objective
+    winner = summary.recommendation
+    is_settled = winner is not None and winner.verdict != "unconfirmed"
+    if not (is_same and is_settled and summary.is_complete):
+        return None
+    if not folder.has_reports():  # they are missing since the process was killed
         write_reports(summary, folder)
     return summary
 
