@@ -113,13 +113,13 @@ def open_run(path: str | Path) -> SearchResult:
 
 def result_of(summary: RunSummary, study: optuna.Study, run_dir: Path) -> SearchResult:
     """Return the result in a summary that has a recommendation."""
-    chosen = summary.recommendation
-    assert chosen is not None  # noqa: S101 - without one NothingFeasibleError was raised
-    ratio = chosen.speedup
+    winner = summary.recommendation
+    assert winner is not None  # noqa: S101 - without one NothingFeasibleError was raised
+    ratio = winner.speedup
     return SearchResult(
-        best=chosen.config,
+        best=winner.config,
         baseline=summary.baseline,
-        best_same_batch=chosen.same_batch,
+        best_same_batch=winner.same_batch,
         trials=list(summary.trials),
         speedup=None if ratio is None else ratio.value,
         speedup_ci=None if ratio is None else (ratio.low, ratio.high),
@@ -310,15 +310,15 @@ def _write(summary: RunSummary, folder: RunFolder) -> None:
 def _write_patch(summary: RunSummary, folder: RunFolder) -> None:
     """Write the loader's settings as a diff of the script, if possible; it is never applied here."""
     script = summary.facts.script
-    chosen = summary.recommendation
+    winner = summary.recommendation
     folder.patch.unlink(missing_ok=True)  # of an earlier run of the same search
     site = None if script is None else script.own_loader
-    if script is None or site is None or chosen is None:
+    if script is None or site is None or winner is None:
         return
-    changed = changed_settings(chosen.config, script)
+    changed = changed_settings(winner.config, script)
     wanted = {*LOADER_SETTINGS} if changed & {*LOADER_SETTINGS} else set[str]()
     patch = patch_script(
-        Path(site.file), site.line, chosen.config, wanted | (changed & {"micro_batch_size"})
+        Path(site.file), site.line, winner.config, wanted | (changed & {"micro_batch_size"})
     )
     if patch.diff:
         write_atomic(folder.patch, patch.content)
@@ -334,13 +334,13 @@ def _summarise(search: Search, plan: Plan, interrupted: Note | None = None) -> R
     measured = next(
         (record.measurement for record in found.records if record.measurement is not None), None
     )
-    chosen = select(found)
+    winner = select(found)
     limits = MemoryLimits.on(space.environment, space.limit_bytes)
     launcher = search.runner.launcher
     notes = (
         *search.notes,
-        *host_notes(found.records, search.ceilings, chosen),
-        *growth_notes_of(found.records, chosen, limits),
+        *host_notes(found.records, search.ceilings, winner),
+        *growth_notes_of(found.records, winner, limits),
         *search.time.notes(has_shared=is_sharing(launcher)),
         *notes_of(launcher),  # hosts come and go
     )
@@ -357,7 +357,7 @@ def _summarise(search: Search, plan: Plan, interrupted: Note | None = None) -> R
         memory_source="not measured" if measured is None else measured.memory.source,
         trials=found.records,
         run_variation=study.spread,
-        recommendation=chosen,
+        recommendation=winner,
         notes=tuple(dict.fromkeys(notes)),
         stopped_because=ended,
         is_complete=search.is_complete,

@@ -67,7 +67,7 @@ class PrecisionGuard:
             return TrialResult(outcome="ok")
         return self.answers.get(guard_key(config))
 
-    def ask(self, config: TrainingConfig, deadline_s: float) -> TrialResult:
+    def compare(self, config: TrainingConfig, deadline_s: float) -> TrialResult:
         """Compare a configuration's precision with float32, at the baseline's micro batch, without workers.
 
         Args:

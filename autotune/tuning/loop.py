@@ -73,7 +73,7 @@ from autotune.tuning.select import Finalists
 from autotune.tuning.study import Study
 from autotune.tuning.time_budget import TimeBudget
 
-_THOROUGH_EXTRAS = Extras(
+THOROUGH_EXTRAS = Extras(
     loader_ceiling=True, device_ceiling=True, copy_ceiling=True, breakdown=True, stretch_s=0.5
 )
 """Extras of the first repeat of the best trial: its ceilings, by longer stretches, and its breakdown."""
@@ -111,7 +111,7 @@ class Search:
     is_complete: bool = False
     _cured: set[int] = field(default_factory=set)
     """Numbers of the host-bound trials for which cures were proposed."""
-    _asked: dict[int, Extras] = field(default_factory=dict)
+    _under_way: dict[int, Extras] = field(default_factory=dict)
     """Extras that the runs under way measure after their windows, by the trial's number."""
 
     def __post_init__(self) -> None:
@@ -245,9 +245,8 @@ class Search:
         After one failure, the next winner is tried as well, even if its memory seems sure to
         suffice.
         """
-        found = self.outcome()
-        untested = Finalists.of(found, lambda number: number not in self._stresses)
-        winner = untested.chosen(found.settled)
+        untested = Finalists.of(self.outcome(), lambda number: number not in self._stresses)
+        winner = untested.winner()
         if winner is None or winner.number == 0:
             return False
         if len(self._overloaded) >= self._trials.most_stressed:
@@ -268,8 +267,7 @@ class Search:
 
     def _note_memory(self) -> None:
         """Note the largest micro batch that stays within the memory limit."""
-        found = self.outcome()
-        winner = Finalists.sound(found).chosen(found.settled)
+        winner = Finalists.recommendable(self.outcome()).winner()
         if winner is None:
             return
         largest = largest_batch_note(
@@ -289,7 +287,7 @@ class Search:
         None: no run for now. The result of a running trial may be a reason to continue.
         """
         records = self.study.records
-        repeating = [record.config for record in records if record.number in self._asked]
+        repeating = [record.config for record in records if record.number in self._under_way]
         running = [*repeating, *(trial.config for trial in self.study.running)]
         # a group that lies on several hosts takes as many slots
         taken = sum(hosts_of(config, self.space.environment) for config in running)
@@ -312,7 +310,7 @@ class Search:
     def _is_baseline_due(self) -> bool:
         """Return True if the baseline should run again now, and there is time for it."""
         records = self.study.records
-        if not records or 0 in self._asked:
+        if not records or 0 in self._under_way:
             return False
         has_time = self.time.left_for_trials_s >= records[0].result.own_s
         return has_time and self.race.is_baseline_due(records[0], self.best)
@@ -367,7 +365,7 @@ class Search:
     ) -> Callable[[], TrialRecord]:
         """Return a run of a trial, for any thread: it touches neither study nor proposer."""
         runner = self.runner
-        self._asked[record.number] = extras
+        self._under_way[record.number] = extras
 
         def run() -> TrialRecord:
             name = f"trial-{record.number:03d}"
@@ -411,7 +409,7 @@ class Search:
         if record is not self.best or record.repeats or self.time.is_short_search:
             return NO_EXTRAS
         if self.proposer.has_model and record.config.world_size == 1:
-            return _THOROUGH_EXTRAS
+            return THOROUGH_EXTRAS
         return Extras(breakdown=True)
 
     def _store(self, ended: TrialRecord) -> None:
@@ -419,7 +417,7 @@ class Search:
         number = ended.number
         at_s = self._before_s + self.time.clock.elapsed_s
         is_repeat = len(ended.results) > 1
-        asked = self._asked.pop(number)
+        asked = self._under_way.pop(number)
         result = with_ceilings(ended.results[-1], ended.config, self.ceilings, asked=asked)
         result = result.model_copy(update={"at_s": at_s})
         self.notes.extend(disturbances(number, result))
@@ -453,11 +451,10 @@ class Search:
         measurement = result.measurement
         if measurement is None or result.outcome != "ok":
             return None
-        compared = measurement
         reference = reference_of(self.study.ended)
-        if reference is not None and reference.measurement is not None:
-            compared = reference.measurement
-        return evaluate(measurement, compared, self.space.objective, self.space.limit_bytes)
+        compared = None if reference is None else reference.measurement
+        objective = self.space.objective
+        return evaluate(measurement, compared or measurement, objective, self.space.limit_bytes)
 
     def _propose(self) -> None:
         """Enqueue the proposer's next values, unless a trial waits; without a proposal the sampler draws."""
@@ -534,8 +531,7 @@ class Search:
         """Return True if the precision of a leading trial trains as float32 does; else exclude that precision."""
         answer = self.guard.known(leader.config)
         if answer is None:
-            usual_s = self.time.usual_deadline_s(leader.config)
-            answer = self.guard.ask(leader.config, self.time.guard_deadline_s(usual_s))
+            answer = self.guard.compare(leader.config, self.time.guard_deadline_s(leader.config))
             if answer.outcome == "ok":
                 self.study.keep_answer(leader.number, answer)
         if answer.outcome == "ok":
@@ -583,9 +579,7 @@ class Search:
         records = self.study.ended
         tries = self.study.promising if is_led else records
         patience = self._patience
-        fewest = (
-            patience + 1 if self.time.is_short_search else patience + self._trials.patient_after
-        )
+        fewest = patience + (1 if self.time.is_short_search else self._trials.patient_after)
         if len(tries) < patience or len(records) < fewest:
             return None
         score = self._score

@@ -70,7 +70,7 @@ class SearchOutcome:
         return best_of(self.records, self.believed_score)
 
     @property
-    def settled(self) -> int | None:
+    def most_proven(self) -> int | None:
         """The trial with the largest proven gain; None without a proof."""
         return max(self.proven, key=self.proven.__getitem__, default=None)
 

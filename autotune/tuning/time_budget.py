@@ -243,12 +243,9 @@ class TimeBudget:
             return min(self.limits.baseline_deadline_s, max(left, self.limits.least_deadline_s))
         return max(1.0, min(self.usual_deadline_s(trial.config), left))
 
-    def guard_deadline_s(self, usual_s: float) -> float:
-        """Return the seconds after which the precision guard is ended: at most half the time that is left.
-
-        Args:
-            usual_s: Deadline of a trial with that precision, in seconds.
-        """
+    def guard_deadline_s(self, config: TrainingConfig) -> float:
+        """Return the seconds after which a precision guard is ended: at most half the time that is left."""
+        usual_s = self.usual_deadline_s(config)
         left_s = self.clock.left_s
         if left_s is None:
             return usual_s

@@ -19,7 +19,7 @@ from autotune.api.diagnose import MeasuringTime, diagnose_plan
 from autotune.api.setup import opened_launcher, temporary_folder
 from autotune.config.plan import Executor, Plan, Workload
 from autotune.config.training_config import TrainingConfig
-from autotune.errors import ConfigError, LauncherError, StudyMismatchError
+from autotune.errors import ConfigError, StudyMismatchError
 from autotune.files.run_folder import read_summary
 from autotune.launch.launcher import Launcher
 from autotune.launch.local import WarmWorkerLauncher
@@ -198,12 +198,6 @@ def test_the_probe_tells_the_space_of_the_hosts(tmp_path: Path) -> None:
     assert read_summary(result.run_dir).environment == here
 
 
-def test_one_host_is_as_before(tmp_path: Path) -> None:
-    result = search(tmp_path, FakeLauncher())
-    assert (result.summary.environment.hosts, result.summary.environment.is_spread) == (1, False)
-    assert {trial.config.world_size for trial in result.trials} == {1}
-
-
 def test_a_baseline_over_hosts_is_refused_by_name_where_there_are_too_few(tmp_path: Path) -> None:
     baseline = TrainingConfig(strategy="ddp", world_size=4)
     with pytest.raises(ConfigError, match=r"baseline: world_size.*3 hosts"):
@@ -295,18 +289,3 @@ def test_a_study_whose_ranks_follow_from_the_hosts_is_not_mixed_with_others(
     search(tmp_path, FakeLauncher(slots=4), space=space, n_trials=2, executor=executor)
     with pytest.raises(StudyMismatchError, match=there):
         search(tmp_path, FakeLauncher(slots=3), space=space, executor=executor)
-
-
-class Gone(FakeLauncher):
-    """A cluster that no trial can be started on."""
-
-    def launch(self, launch: Any) -> Any:
-        raise LauncherError("no host")
-
-
-def test_a_cluster_that_is_gone_ends_the_search_with_its_reason(
-    tmp_path: Path, on_ray: Callable[[Launcher], FakeRay]
-) -> None:
-    on_ray(Gone())
-    with pytest.raises(LauncherError, match="no host"):
-        search(tmp_path, None, executor="ray")

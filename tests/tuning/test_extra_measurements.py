@@ -129,16 +129,6 @@ def test_copies_are_measured_once_for_each_kind_of_memory_and_known_to_all_trial
     assert (False, 2000.0) in known
 
 
-def test_where_nothing_is_copied_nobody_asks_twice(tmp_path: Path) -> None:
-    launcher = FakeLauncher(analytic_cost)
-    search = make_search(
-        tmp_path, launcher, n_trials=6, **{**SPACE, "strategy": "single", "world_size": 1}
-    )
-    search.run()
-    asked = [job for job in launcher.jobs if job.kind == "trial" and job.extras.copy_ceiling]
-    assert len(asked) <= 2, "the baseline, and the longer look before the end"
-
-
 def ended(rate: float, **alone: float) -> TrialResult:
     """A run that has measured sides alone."""
     sides = {

@@ -16,18 +16,14 @@ from autotune.records.result import Recommendation
 from autotune.testing import FakeLauncher, FakeTrial
 from autotune.tuning.loop import Search
 from autotune.tuning.select import select
-from tests.factories.searches import GIB, confirmed, figures_of, make_search
+from tests.factories.searches import FIXED, GIB, confirmed, figures_of, make_search
 
 BATCHES = [32, 64, 128]
 SPACE: dict[str, Any] = {
+    **FIXED,
     "micro_batch_size": BATCHES,
     "num_workers": [0, 2],
-    "amp_dtype": "float32",
-    "grad_accum_steps": 1,
-    "pin_memory": False,
     "channels_last": False,
-    "prefetch_factor": 2,
-    "persistent_workers": False,
 }
 
 

@@ -12,7 +12,6 @@ from autotune.config.training_config import TrainingConfig
 from autotune.messages.search import no_recent_gain, trials_asked_for
 from autotune.models.observations import ConfiguredPoint
 from autotune.models.time_estimate import overhead_s
-from autotune.note import Note
 from autotune.policy import WindowRules
 from autotune.protocol.messages import Extras
 from autotune.records.ceilings import CeilingBook, device_key, loader_key
@@ -30,25 +29,24 @@ from tests.factories import make_measurement, with_first
 from tests.factories.searches import GIB, confirmed, figures_of, make_search
 
 
-def test_without_a_time_out_no_time_runs_out() -> None:
-    clock = Clock(None)
-    assert clock.left_s is None
-    assert clock.left_for_trials_s == inf
-
-
-def test_the_last_part_of_the_time_is_kept_to_decide() -> None:
-    clock = Clock(100.0, started=1000.0)
-    clock.now = lambda: 1020.0
-    assert clock.left_s == pytest.approx(80)
-    assert clock.left_for_trials_s == pytest.approx(55)
-    clock.now = lambda: 1200.0
-    assert clock.left_s == clock.left_for_trials_s == 0
-
-
-def test_the_last_run_ends_before_the_time_out_so_that_what_was_found_can_be_written() -> None:
-    clock = Clock(100.0, writing_s=2.0, started=0.0, now=lambda: 90.0)
-    assert clock.left_s == 8.0
-    assert Clock(100.0, writing_s=2.0, started=0.0, now=lambda: 99.0).left_s == 0.0
+@pytest.mark.parametrize(
+    ("timeout_s", "writing_s", "now_s", "left_s", "for_trials_s"),
+    [
+        (None, 0.0, 1000.0, None, inf),
+        (100.0, 0.0, 1020.0, 80.0, 55.0),
+        (100.0, 2.0, 1090.0, 8.0, 0.0),
+        (100.0, 2.0, 1200.0, 0.0, 0.0),
+    ],
+)
+def test_clock_keeps_time_to_decide_and_to_write(
+    timeout_s: float | None,
+    writing_s: float,
+    now_s: float,
+    left_s: float | None,
+    for_trials_s: float,
+) -> None:
+    clock = Clock(timeout_s, writing_s=writing_s, started=1000.0, now=lambda: now_s)
+    assert (clock.left_s, clock.left_for_trials_s) == (left_s, for_trials_s)
 
 
 def test_each_ceiling_is_measured_once_and_known_to_all_trials(tmp_path: Path) -> None:
@@ -171,7 +169,7 @@ def test_about_the_biggest_batch_that_fits_by_the_memory_model_is_run(tmp_path: 
         **space,
     )
     search.run()
-    sure, chosen = confirmed(search)
+    _, chosen = confirmed(search)
     run = {
         record.config.micro_batch_size
         for record in search.study.records
@@ -179,7 +177,7 @@ def test_about_the_biggest_batch_that_fits_by_the_memory_model_is_run(tmp_path: 
     }
     biggest = max(batch for batch in run if batch <= 832)
     assert biggest >= 0.95 * 832, "13 GiB for samples of 16 MiB"
-    (largest,) = figures_of(sure.notes, "largest_batch")
+    (largest,) = figures_of(search.notes, "largest_batch")
     assert largest["micro_batch_size"] == biggest, "the next was not run"
     assert largest["peak_bytes"] == GIB + biggest * 16 * 2**20
     assert chosen.config.micro_batch_size in run
@@ -338,24 +336,6 @@ def test_a_guided_search_ends_after_six_promising_trials_whatever_else_has_run(
     won_early = [*records[:3], ran(20, 2.0, num_workers=2), *records[3:]]
     assert ends(won_early, promising=won_early[3:10])
     assert not ends(won_early, promising=won_early[3:9])
-
-
-def test_failures_of_what_was_left_out_meanwhile_are_no_further_news(tmp_path: Path) -> None:
-    search = make_search(tmp_path, FakeLauncher(), n_trials=1, amp_dtype=["float32", "bfloat16"])
-    search.run()
-    failure, notes = (
-        Failure(signature="RuntimeError at net.py:3", traceback="RuntimeError: no kernel"),
-        list[Note](),
-    )
-    for number in range(1, 7):
-        config = TrainingConfig(amp_dtype="bfloat16", num_workers=number)
-        result = TrialResult(outcome="crashed", reason="no kernel", failure=failure)
-        record = TrialRecord(number=number, config=config, results=(result,))
-        notes += search.failures.learn(record, search.study)
-    figures = {"setting": "amp_dtype", "values": ["bfloat16"], "failures": 3, "reason": "no kernel"}
-    assert figures_of(notes, "setting_left_out") == [figures]
-    assert len(notes) == 1
-    assert not any(search.failures.failures.values())
 
 
 def test_failures_without_a_true_place_have_no_cause_in_common(tmp_path: Path) -> None:

@@ -14,16 +14,14 @@ import pytest
 import autotune
 from autotune.config.plan import Method
 from autotune.config.training_config import TrainingConfig
-from autotune.launch.launcher import Exit, Launch
 from autotune.messages.search import (
     one_side_not_measured,
     sides_not_measured,
-    space_exhausted,
     would_add_nothing,
 )
 from autotune.models.evidence import luck_of
 from autotune.models.statistics import mean_rate
-from autotune.protocol.messages import Job, WorkloadJob, read_job
+from autotune.protocol.messages import Job, WorkloadJob
 from autotune.records.ceilings import device_key
 from autotune.records.result import Progress
 from autotune.records.trial import Failure, TrialRecord, TrialResult
@@ -31,7 +29,7 @@ from autotune.space.space import compose
 from autotune.testing import CostModel, FakeLauncher, FakeTrial, analytic_cost
 from autotune.tuning.proposals import first_guesses
 from autotune.tuning.proposer import tried_in
-from tests.factories.searches import GIB, FailingLauncher, make_search
+from tests.factories.searches import GIB, FailingLauncher, Interrupting, fake_search, make_search
 from tests.tuning.guided import (
     LIMIT,
     SMALL,
@@ -250,15 +248,7 @@ def test_a_trial_that_is_stopped_early_is_told_to_optuna_with_the_rate_it_had(
 
 def test_the_baseline_and_the_confirmation_are_measured_to_their_end(tmp_path: Path) -> None:
     launcher = FakeLauncher(trapped(300.0))
-    result = autotune.search(
-        object,
-        list,
-        progress=False,
-        launcher=launcher,
-        run_dir=tmp_path / "run",
-        n_trials=5,
-        space=SMALL,
-    )
+    result = fake_search(tmp_path, launcher=launcher, n_trials=5, space=SMALL)
     jobs = [job for job in launcher.jobs if job.kind == "trial"]
     assert len(jobs) > len(result.trials)
     assert [job.streams_blocks for job in jobs] == [False, *[True] * 4, *[False] * (len(jobs) - 5)]
@@ -314,23 +304,14 @@ def test_three_trials_at_once_are_guided_as_one_is(
     assert until_near(search, memory_cliff) <= 8
 
 
-class Interrupting(FakeLauncher):
-    """Is interrupted at the first job for which `at` says so."""
-
-    at: Callable[[Job, int], bool] = staticmethod(lambda job, launched: False)
-
-    def launch(self, launch: Launch) -> Exit:
-        if self.at(read_job(launch.folder.job), len(self.launched)):
-            raise KeyboardInterrupt
-        return FakeLauncher.launch(self, launch)
-
-
 def resumed(
     folder: Path, at: Callable[[Job, int], bool], **arguments: Any
 ) -> tuple[autotune.SearchResult, Sequence[WorkloadJob]]:
     """A search that was interrupted and called again: its result, and the jobs of the second call."""
-    interrupting, launcher = Interrupting(memory_cliff), FakeLauncher(memory_cliff, seed=1)
-    interrupting.at = at
+    interrupting, launcher = (
+        Interrupting(memory_cliff, at=at),
+        FakeLauncher(memory_cliff, seed=1),
+    )
     arguments = {
         "progress": False,
         "run_dir": folder / "run",
@@ -375,16 +356,7 @@ def test_with_a_sampler_of_optunas_nothing_is_looked_at_or_stopped_early(
     tmp_path: Path, method: Method
 ) -> None:
     launcher = FakeLauncher()
-    result = autotune.search(
-        object,
-        list,
-        progress=False,
-        launcher=launcher,
-        run_dir=tmp_path / "run",
-        n_trials=6,
-        space=SMALL,
-        method=method,
-    )
+    result = fake_search(tmp_path, launcher=launcher, n_trials=6, space=SMALL, method=method)
     assert len(result.trials) == 6
     assert {one.outcome for one in result.trials} == {"ok"}
     assert not any(
@@ -393,20 +365,3 @@ def test_with_a_sampler_of_optunas_nothing_is_looked_at_or_stopped_early(
     )
     assert result.speedup is not None
     assert result.speedup > 3
-
-
-def test_a_grid_is_measured_whole(tmp_path: Path) -> None:
-    space = {**SMALL, "amp_dtype": "float32", "micro_batch_size": [32, 64]}
-    launcher = FakeLauncher()
-    result = autotune.search(
-        object,
-        list,
-        progress=False,
-        launcher=launcher,
-        run_dir=tmp_path / "run",
-        n_trials=40,
-        space=space,
-        method="grid",
-    )
-    assert len(result.trials) == 2 * 4
-    assert result.summary.stopped_because == space_exhausted()

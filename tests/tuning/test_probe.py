@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,12 @@ from autotune.records.trial import Failure, TrialResult
 from autotune.testing import FakeLauncher, fake_environment, fake_facts
 from autotune.tuning.probe import probe_workload
 
+
+def plan_of(baseline: TrainingConfig, **more: Any) -> Plan:
+    workload = Workload(model=object, dataset=list)
+    return Plan(name="case", workload=workload, baseline=baseline, **more)
+
+
 NOTE = others_on_device(held_bytes=20 * 2**30, busy_fraction=0.9)
 
 
@@ -38,11 +45,7 @@ NOTE = others_on_device(held_bytes=20 * 2**30, busy_fraction=0.9)
 def test_others_on_the_device_are_noted_before_the_first_trial(
     conditions: DeviceConditions | None, notes: tuple[Note, ...]
 ) -> None:
-    plan = Plan(
-        name="case",
-        workload=Workload(model=object, dataset=list),
-        baseline=TrainingConfig(micro_batch_size=64),
-    )
+    plan = plan_of(TrainingConfig(micro_batch_size=64))
     with temporary_folder() as folder:
         _, space = probe_workload(
             plan, runner_for(plan, folder, FakeLauncher(conditions=conditions))
@@ -67,12 +70,7 @@ def test_a_fused_optimizer_that_a_frameworks_file_has_by_default_is_no_error_whe
         {"fused": ReadOver("optim", "AdamW")},
     )
     launcher = FakeLauncher(facts=fake_facts().model_copy(update={"optimizer": optimizer}))
-    plan = Plan(
-        name="case",
-        workload=Workload(model=object, dataset=list),
-        baseline=baseline,
-        read_over=files,
-    )
+    plan = plan_of(baseline, read_over=files)
     with temporary_folder() as folder:
         _, space = probe_workload(plan, runner_for(plan, folder, launcher))
         assert space.baseline.fused is (reason is None)
@@ -92,12 +90,7 @@ def test_a_binding_that_a_frameworks_file_asks_for_is_no_error_where_there_is_no
     launcher = FakeLauncher(environment=fake_environment(device_count=2).model_copy(update=sockets))
     baseline = TrainingConfig(micro_batch_size=64, numa_binding="node")
     files = {"numa_binding": ReadOver("enable_cpu_affinity")}
-    plan = Plan(
-        name="case",
-        workload=Workload(model=object, dataset=list),
-        baseline=baseline,
-        read_over=files,
-    )
+    plan = plan_of(baseline, read_over=files)
     with temporary_folder() as folder:
         _, space = probe_workload(plan, runner_for(plan, folder, launcher))
     is_possible = -1 not in nodes
@@ -114,12 +107,7 @@ def test_trials_leave_a_reserve_below_the_limit_which_must_be_larger(
 ) -> None:
     objective = Objective.model_validate({"memory_limit": limit, "reserve": reserve})
     baseline = TrainingConfig(micro_batch_size=64)
-    plan = Plan(
-        name="case",
-        workload=Workload(model=object, dataset=list),
-        baseline=baseline,
-        objective=objective,
-    )
+    plan = plan_of(baseline, objective=objective)
     whole, kept = (2**30 * gib for gib in gibs)
     with temporary_folder() as folder:
         runner = runner_for(plan, folder, FakeLauncher())

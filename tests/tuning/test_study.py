@@ -31,6 +31,7 @@ from autotune.testing import fake_environment
 from autotune.tuning.proposals import Skip, params_of
 from autotune.tuning.study import Study, read_records
 from tests.factories import make_environment, make_fake_space, make_measurement, make_space
+from tests.factories.searches import FIXED
 
 IDENTITY = {"model": "Net", "space": "abc"}
 OOM = TrialResult(outcome="oom", reason="no memory", violation=0.3)
@@ -40,15 +41,7 @@ UNFIT, REDUNDANT = would_not_fit(chance_fraction=0.1), would_add_nothing()
 
 
 TWO_DEVICES = fake_environment(device_count=2)
-SMALL: dict[str, Any] = {
-    "micro_batch_size": [32, 64],
-    "num_workers": [0, 2],
-    "grad_accum_steps": 1,
-    "amp_dtype": "float32",
-    "prefetch_factor": 2,
-    "persistent_workers": False,
-    "pin_memory": False,
-}
+SMALL: dict[str, Any] = {**FIXED, "micro_batch_size": [32, 64], "num_workers": [0, 2]}
 
 
 @pytest.fixture

@@ -110,8 +110,7 @@ def test_without_a_time_out_nothing_is_short(make_budget: Any) -> None:
         budget.deadline_s(TrialRecord(number=0, config=TrainingConfig()))
         == LIMITS.baseline_deadline_s
     )
-    usual_s = budget.usual_deadline_s(TrainingConfig(compile=True))
-    assert budget.guard_deadline_s(usual_s) == usual_s == 10 * (WINDOW_S + OVERHEAD_S)
+    assert budget.guard_deadline_s(TrainingConfig(compile=True)) == 10 * (WINDOW_S + OVERHEAD_S)
 
 
 def test_a_model_that_is_compiled_for_minutes_gets_minutes(make_budget: Any) -> None:
@@ -204,8 +203,8 @@ def test_the_guard_may_use_half_of_what_is_left_in_all(
     make_budget: Any, elapsed_s: float, deadline_s: float
 ) -> None:
     budget = make_budget([ran(0), ran(1, 2.0)], timeout_s=40.0, elapsed_s=elapsed_s)
-    usual_s = budget.usual_deadline_s(TrainingConfig(amp_dtype="bfloat16"))
-    assert budget.guard_deadline_s(usual_s) == pytest.approx(deadline_s)
+    config = TrainingConfig(amp_dtype="bfloat16")
+    assert budget.guard_deadline_s(config) == pytest.approx(deadline_s)
 
 
 @pytest.mark.parametrize(
