@@ -164,7 +164,7 @@ class Proof:
     clear: float = 0.005
     """Probability that the best is no faster than the baseline, below which the baseline is not
     repeated during the search: about the error of a proof."""
-    most_challenged: int = 3
+    most_repeats: int = 3
     """Repeats of trials that may be better than the leader."""
     most_contested: int = 4
     """Runs of the best larger batch, and of the best at the baseline's batch, to decide between

@@ -309,9 +309,7 @@ def test_what_stands_after_two_dashes_is_the_workload_as_it_is(
 
 
 @pytest.mark.parametrize("name", ["run", "check", "diagnose"])
-def test_a_file_of_a_framework_stands_below_config_and_what_it_does_not_say_is_told(
-    plans: list[Plan], name: str
-) -> None:
+def test_framework_file_below_config(plans: list[Plan], name: str) -> None:
     Path("args.json").write_text(
         '{"per_device_train_batch_size": 4, "optim": "sgd", "learning_rate": 0.1}'
     )
@@ -369,7 +367,7 @@ def test_options_of_ours_stand_before_the_two_dashes(api: Any, plans: list[Plan]
         (["--set", "workload.shuffle=true", "--", "python", "train.py"], "workload.shuffle: "),
     ],
 )
-def test_what_is_wrong_with_a_command_is_told_with_exit_code_2_before_anything_starts(
+def test_wrong_command_exits_with_2(
     plans: list[Plan], name: str, arguments: list[str], told: str
 ) -> None:
     result = call(name, *arguments)
@@ -436,7 +434,7 @@ def test_apply_needs_both_settings_and_a_command(arguments: list[str], told: str
 # init, check, report, env
 
 
-def test_export_writes_the_text_alone_to_stdout_and_what_is_missing_to_stderr() -> None:
+def test_export_streams() -> None:
     Path("recommended.yaml").write_text(
         yaml.safe_dump({"format": 1, "settings": TrainingConfig(lr=0.5).model_dump()})
     )

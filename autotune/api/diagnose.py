@@ -189,17 +189,14 @@ def examine(
         )
         curves = Curves(notes=(short,))
     else:
-        start("curves", _known_by_now(plan.name, evidence))
+        # the headline so far: the bottleneck, and workers by calculation
+        known = judge(plan.name, evidence).headline_notes
+        start("curves", tuple(one for one in known if one.code in _SURE_CODES))
         curves = _measure_curves(space, runner, measuring, measurement, left_s)
     evidence = evidence.model_copy(update={"curves": curves})
     return judge(
         plan.name, evidence, (*_ignored(plan), *space.notes, *others), wall_s=monotonic() - begun
     )
-
-
-def _known_by_now(name: str, evidence: Evidence) -> tuple[Note, ...]:
-    """Return the headline before other settings were measured: the bottleneck, and workers by calculation."""
-    return tuple(one for one in judge(name, evidence).headline_notes if one.code in _SURE_CODES)
 
 
 def _measure_baseline(plan: Plan, runner: TrialRunner, measuring: MeasuringTime) -> Measurement:
@@ -259,11 +256,11 @@ def _measure_curves(
 
 def _ignored(plan: Plan) -> Iterator[Note]:
     """Return notes on parts of the plan that only a search uses."""
-    asked = {
+    given = {
         "space": plan.space != SearchSpace(),
         "budget": plan.budget != Budget(),
         "run_dir": plan.run_dir,
     }
-    names = [name for name, is_given in asked.items() if is_given]
+    names = [name for name, is_given in given.items() if is_given]
     if names:
-        yield messages.no_effect_on_diagnosis(names=[*names])
+        yield messages.no_effect_on_diagnosis(names=names)

@@ -11,7 +11,7 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
 
-from autotune.api.commands import write_reports
+from autotune.api.commands import report_of, write_reports
 from autotune.api.setup import (
     kept_interrupts,
     kept_random_state,
@@ -290,7 +290,7 @@ def _finished(search: Search, folder: RunFolder) -> RunSummary | None:
     if not (is_same and is_settled and summary.is_complete):
         return None
     if not folder.has_reports():  # they are missing since the process was killed
-        write_reports(summary, folder)
+        write_reports(lambda: report_of(summary, folder), folder)
     return summary
 
 
@@ -302,7 +302,7 @@ def _write(summary: RunSummary, folder: RunFolder) -> None:
         folder.recommended.unlink(missing_ok=True)  # of an earlier run of the same search
     _write_patch(summary, folder)
     folder.write_summary(summary)
-    note = write_reports(summary, folder)
+    note = write_reports(lambda: report_of(summary, folder), folder)
     if note:
         _LOG.warning("%s", note)
 
@@ -312,14 +312,14 @@ def _write_patch(summary: RunSummary, folder: RunFolder) -> None:
     script = summary.facts.script
     winner = summary.recommendation
     folder.patch.unlink(missing_ok=True)  # of an earlier run of the same search
-    site = None if script is None else script.own_loader
-    if script is None or site is None or winner is None:
+    if script is None or script.own_loader is None or winner is None:
         return
+    site = script.own_loader
     changed = changed_settings(winner.config, script)
-    wanted = {*LOADER_SETTINGS} if changed & {*LOADER_SETTINGS} else set[str]()
-    patch = patch_script(
-        Path(site.file), site.line, winner.config, wanted | (changed & {"micro_batch_size"})
-    )
+    wanted = changed & {"micro_batch_size"}
+    if not changed.isdisjoint(LOADER_SETTINGS):
+        wanted |= {*LOADER_SETTINGS}
+    patch = patch_script(Path(site.file), site.line, winner.config, wanted)
     if patch.diff:
         write_atomic(folder.patch, patch.content)
 

@@ -21,6 +21,7 @@ from autotune.messages.search import (
     precision_left_out,
     stress_not_tried,
 )
+from autotune.messages.trials import trial_disturbed
 from autotune.models.evidence import (
     Ledger,
     behind_threshold,
@@ -56,7 +57,6 @@ from autotune.tuning.outcomes import (
     FailureAttribution,
     SearchOutcome,
     compilation_domains,
-    disturbances,
     is_host_bound,
     list_cures,
 )
@@ -420,7 +420,11 @@ class Search:
         asked = self._under_way.pop(number)
         result = with_ceilings(ended.results[-1], ended.config, self.ceilings, asked=asked)
         result = result.model_copy(update={"at_s": at_s})
-        self.notes.extend(disturbances(number, result))
+        if result.measurement is not None:
+            # somebody has killed or stopped a process of the trial
+            for note in result.measurement.notes:
+                if note.code in {"rerun_after_signal", "window_stopped"}:
+                    self.notes.append(trial_disturbed(number, note))
         if is_repeat:
             result = self._judged(number, result)
         if result.measurement is not None and result.outcome == "ok":
@@ -509,10 +513,8 @@ class Search:
         best = self.best
         if best is None:
             return
-        closing = [
-            self.proposer.at_same_batch(best),
-            same_batch_variant(best, self.space),
-        ]
+        self.proposer.propose_same_batch(best)
+        closing = [same_batch_variant(best, self.space)]
         if not self.time.is_short_search:
             closing.append(largest_batch_variant(best, self.space, self.study.ended))
         others = [record for record in self.study.records if record.is_feasible and record.number]
@@ -629,7 +631,7 @@ class Search:
                 elapsed_s=self.time.clock.elapsed_s,
                 remaining_s=self.time.remaining_s(
                     has_model=self.proposer.has_model,
-                    settling_s=self.race.expected_s(self.best),
+                    settling_s=self.race.settling_s(self.best),
                     is_settling=self.race.leader is not None,
                 ),
                 baseline=by_number.get(0),

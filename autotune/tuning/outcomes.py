@@ -14,7 +14,6 @@ from autotune.config.plan import Budget, Choices, Domain, SettingValue
 from autotune.config.training_config import TrainingConfig
 from autotune.errors import RepeatedFailureError, WorkloadError
 from autotune.messages.search import host_bound, setting_left_out
-from autotune.messages.trials import trial_disturbed
 from autotune.models.evidence import Evidence
 from autotune.note import Note
 from autotune.policy import POLICY
@@ -24,7 +23,6 @@ from autotune.records.result import Recommendation
 from autotune.records.trial import (
     StressFigures,
     TrialRecord,
-    TrialResult,
     believed_score,
     best_of,
     runs_of,
@@ -81,15 +79,6 @@ class SearchOutcome:
     def believed_score(self, record: TrialRecord) -> float:
         """Return a feasible trial's score at its believed throughput."""
         return believed_score(record, self.believed)
-
-
-def disturbances(number: int, result: TrialResult) -> Iterator[Note]:
-    """Yield a note for each time that somebody has killed or stopped a process of a trial."""
-    if result.measurement is None:
-        return
-    for note in result.measurement.notes:
-        if note.code in {"rerun_after_signal", "window_stopped"}:
-            yield trial_disturbed(number, note)
 
 
 # Causes of failures: the user's own code is broken, or one value of a setting does not work with it.

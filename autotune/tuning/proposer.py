@@ -237,24 +237,20 @@ class Proposer:
         outlook = self.outlook(best)
         if outlook is None or outlook.params is None:
             return
-        if outlook.gain < self._least_gain(best):
-            same = self.at_same_batch(best)
-            if same is not None:
-                self.study.propose(same)
-                return
-        self.study.propose(outlook.params, is_promising=True)
+        if outlook.gain >= self._least_gain(best) or not self.propose_same_batch(best):
+            self.study.propose(outlook.params, is_promising=True)
 
-    def at_same_batch(self, best: TrialRecord | None) -> Params | None:
-        """Return what should be the fastest at the baseline's global batch, unless it was tried; twice at most."""
+    def propose_same_batch(self, best: TrialRecord) -> bool:
+        """Enqueue what should be the fastest at the baseline's global batch; False if it was tried, or after two."""
         outlook = self.outlook(best)
         if outlook is None or outlook.same_batch is None:
-            return None
+            return False
         if self._same_batch_trials == self._trials.same_batch:
-            return None
-        if not self.study.may_propose(outlook.same_batch):
-            return None
+            return False
+        if not self.study.propose(outlook.same_batch):
+            return False
         self._same_batch_trials += 1
-        return outlook.same_batch
+        return True
 
     def plainer(self, config: TrainingConfig) -> Params | None:
         """Return a configuration without the switches that are not believed to gain anything, if there are any."""

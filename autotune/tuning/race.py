@@ -70,14 +70,13 @@ class Race:
 
     def next_run(self) -> TrialRecord | None:
         """Return the trial to run again once no trial promises more; None if the search is decided."""
-        found = self.outcome()
-        finalists = Finalists.of(found)
+        finalists = Finalists.of(self.outcome())
         baseline = finalists.baseline
         leader = finalists.leader()
         if leader is None:
             self.is_settled = True
             return None
-        if not self._has_time(found):
+        if not self._has_time:
             return None
         if baseline is not None:
             failed_repeats = sum(run.outcome != "ok" for run in baseline.repeats)
@@ -86,7 +85,7 @@ class Race:
                 return None
             for record in finalists.records:
                 if record.number == self.leader:
-                    return self._next_of_the_two(record, baseline, found)
+                    return self._next_of_the_two(record, baseline)
         return self._settle(finalists, leader)
 
     def _settle(self, finalists: Finalists, leader: TrialRecord) -> TrialRecord | None:
@@ -123,13 +122,13 @@ class Race:
         self._from_s = self.time.clock.elapsed_s
         self._analyzed_pairs = 0
         self._budget_s = self._settle_s
-        return self._next_of_the_two(leader, baseline, finalists.found)
+        return self._next_of_the_two(leader, baseline)
 
     def _is_hopeless(self, contrast: Contrast) -> bool:
         """Return True if a worthwhile gain is unlikely."""
         return chance_worthwhile(contrast, self._proof) < self._proof.unlikely
 
-    def expected_s(self, best: TrialRecord | None) -> float | None:
+    def settling_s(self, best: TrialRecord | None) -> float | None:
         """Return the seconds that the proof should still take; None before the best differs from the baseline.
 
         A large gain is proven and known well enough by the runs of the search and a few more. A
@@ -163,9 +162,10 @@ class Race:
             return limits.short_search_deciding_builds * self.time.build_s
         return limits.deciding_s
 
-    def _has_time(self, found: SearchOutcome) -> bool:
+    @property
+    def _has_time(self) -> bool:
         left_s = self.time.clock.left_s
-        return left_s is None or left_s >= found.run_s
+        return left_s is None or left_s >= self.time.run_s
 
     def _contested(self, finalists: Finalists) -> TrialRecord | None:
         """Return the best larger batch or the best at the baseline's, whichever ran less; None if it is decided."""
@@ -188,11 +188,11 @@ class Race:
         """
         if len(leader.results) < self._proof.fewest_runs:
             return leader
-        if self._repeated >= self._proof.most_challenged or self.time.is_short_search:
+        if self._repeated >= self._proof.most_repeats or self.time.is_short_search:
             return None
         found = finalists.found
         most = finalists.batch_ratio(leader)
-        fastest = finalists.by_rank[: 2 * self._proof.most_challenged]
+        fastest = finalists.by_rank[: 2 * self._proof.most_repeats]
         others = [
             one
             for one in fastest
@@ -216,17 +216,15 @@ class Race:
         normal = NormalDist(0.0, contrast.sd)
         return ahead * normal.cdf(ahead) + contrast.sd**2 * normal.pdf(ahead)
 
-    def _next_of_the_two(
-        self, leader: TrialRecord, baseline: TrialRecord, found: SearchOutcome
-    ) -> TrialRecord | None:
+    def _next_of_the_two(self, leader: TrialRecord, baseline: TrialRecord) -> TrialRecord | None:
         """Return whichever of leader and baseline ran less often; None if decided, or out of time."""
         spent_s = self.time.clock.elapsed_s - self._from_s
         ledger = self.ledger
         pairs = ledger.pairs
         is_last = (
-            spent_s + 2 * found.run_s > self._budget_s
+            spent_s + 2 * self.time.run_s > self._budget_s
             or pairs >= self._proof.most_pairs
-            or not self._has_time(found)
+            or not self._has_time
         )
         # an interim analysis after each further pair of runs, and a final one
         if pairs > self._analyzed_pairs or (is_last and pairs):

@@ -618,10 +618,6 @@ class Study:
                 self._answer(asked, config, reason)
                 fruitless += 1
 
-    def may_propose(self, params: Mapping[str, SettingValue]) -> bool:
-        """Return True if `propose` would enqueue these values: they are allowed, and neither known nor waiting."""
-        return self._proposable(params) is not None
-
     def propose(self, params: Mapping[str, SettingValue], *, is_promising: bool = False) -> bool:
         """Enqueue values as the next trial.
 
@@ -630,10 +626,10 @@ class Study:
             is_promising: The model expects the largest gain of them.
 
         Returns:
-            False if they may not be proposed.
+            False if they break a rule, or are known or waiting.
         """
-        config = self._proposable(params)
-        if config is None:
+        config = compose_allowed(params, self.space)
+        if config is None or not self.is_open(config) or self._key(config) in self._waiting:
             return False
         with guarded():
             self._enqueue(params, PROMISING if is_promising else None)
@@ -723,13 +719,6 @@ class Study:
             if ended.measurement is not None:
                 return ended.measurement.samples_per_s
         return None
-
-    def _proposable(self, params: Mapping[str, SettingValue]) -> TrainingConfig | None:
-        """Compose values to a configuration; return None if they may not be proposed."""
-        config = compose_allowed(params, self.space)
-        if config is None or not self.is_open(config) or self._key(config) in self._waiting:
-            return None
-        return config
 
     def _enqueue(
         self, params: Mapping[str, SettingValue], attributes: dict[str, Any] | None = None

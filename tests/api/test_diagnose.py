@@ -238,7 +238,7 @@ def test_other_settings_are_measured_within_the_minute_or_not_at_all(
     ],
     ids=["a slow loader", "healthy, as far as is known", "no time for others"],
 )
-def test_what_is_known_after_the_run_is_shown_before_other_settings_are_measured(
+def test_headline_before_the_curves(
     monkeypatch: pytest.MonkeyPatch,
     cost: Callable[[TrainingConfig], FakeTrial],
     codes: list[str] | None,
@@ -290,7 +290,7 @@ def test_a_wrong_argument_is_refused_before_anything_starts() -> None:
     assert launcher.launched == []
 
 
-def test_varied_configurations_change_one_side_each_and_never_repeat_the_baseline() -> None:
+def test_variations_change_one_side() -> None:
     config = TrainingConfig(num_workers=2, intra_op_threads=1)
     found = list_variations(space_of(config, has_4d_input=True), RUN)
     assert config not in found

@@ -28,7 +28,7 @@ from autotune.protocol.messages import RankReport
 from autotune.records.trial import TrialResult
 from autotune.testing import FakeLauncher, fake_environment
 from autotune.tuning.loop import Search
-from tests.factories.searches import NARROW
+from tests.factories.searches import NARROW, fake_search
 
 PLAN = Plan(
     name="case", workload=Workload(model=object, dataset=list), executor=Executor(kind="ray")
@@ -37,8 +37,7 @@ PAIR = {**NARROW, "strategy": ["single", "ddp"], "world_size": [1, 2]}
 
 
 def search(folder: Path, launcher: Launcher | None, **arguments: Any) -> autotune.SearchResult:
-    arguments = {"n_trials": 3, "progress": False, "space": NARROW, **arguments}
-    return autotune.search(object, list, run_dir=folder / "run", launcher=launcher, **arguments)
+    return fake_search(folder, launcher=launcher, **{"n_trials": 3, **arguments})
 
 
 class Closing(FakeLauncher):

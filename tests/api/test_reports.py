@@ -108,9 +108,7 @@ def test_search_outlives_any_fault_in_a_report(
 
 
 @pytest.mark.slow
-def test_a_fault_in_a_report_does_not_take_the_place_of_what_ended_the_search(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_report_fault_hides_no_interrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 

@@ -20,7 +20,7 @@ TWO_PRECISIONS = NARROW | {"amp_dtype": ["float32", "bfloat16"]}
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "fewest", "most"), [("model", 3, 20), ("tpe", 16, 40)])
-def test_an_open_number_of_trials_stops_at_40_or_before_and_a_larger_one_is_honoured(
+def test_open_and_given_number_of_trials(
     tmp_path: Path, method: Any, fewest: int, most: int
 ) -> None:
     by_itself = len(search(tmp_path / "open", n_trials=None, method=method).trials)
@@ -70,7 +70,7 @@ def _prefers_big_batches(config: TrainingConfig) -> FakeTrial:
     return FakeTrial(samples_per_s=100.0 * config.global_batch_size, peak_memory_bytes=GIB)
 
 
-def test_the_recommended_learning_rate_follows_the_global_batch_and_trials_keep_the_baselines(
+def test_lr_follows_the_global_batch(
     tmp_path: Path,
 ) -> None:
     result = search(

@@ -102,7 +102,7 @@ def test_a_value_that_alone_fails_is_left_out_and_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_value_that_is_always_refused_is_left_out_too_but_refusals_alone_stop_nothing(
+def test_refused_value_is_left_out(
     tmp_path: Path,
 ) -> None:
     def cost(config: TrainingConfig) -> FakeTrial:
@@ -136,7 +136,7 @@ def test_time_outs_and_divergence_are_outcomes(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_baseline_that_hangs_only_when_it_runs_again_is_not_called_infeasible(
+def test_baseline_that_hangs_in_repeats(
     tmp_path: Path,
 ) -> None:
     launcher = FakeLauncher()

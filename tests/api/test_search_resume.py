@@ -125,7 +125,7 @@ def test_an_interrupted_baseline_is_measured_first(tmp_path: Path) -> None:
     assert result.trials[0].config == TrainingConfig()
 
 
-def test_an_interrupted_search_claims_what_its_runs_say_and_is_decided_by_the_next_call(
+def test_interrupted_proof_is_resumed(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
@@ -151,7 +151,7 @@ def test_of_a_time_out_some_is_kept_to_write_the_reports(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_an_interrupted_stress_run_keeps_the_proof_and_is_made_up_for_by_the_next_call(
+def test_interrupted_stress_run_is_resumed(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
@@ -172,7 +172,7 @@ def test_an_interrupted_stress_run_keeps_the_proof_and_is_made_up_for_by_the_nex
 
 
 @pytest.mark.slow
-def test_a_finished_search_is_known_again_though_a_guard_has_seen_what_is_no_number(
+def test_finished_search_with_nan_is_known(
     tmp_path: Path,
 ) -> None:
     def cost(config: TrainingConfig) -> FakeTrial:
@@ -203,7 +203,7 @@ def test_an_exhausted_search_that_is_called_again_runs_nothing_more(tmp_path: Pa
     assert launcher.launched == []
 
 
-def test_another_gain_that_is_asked_of_a_larger_batch_is_not_answered_by_the_old_summary(
+def test_changed_objective_is_decided_again(
     tmp_path: Path,
 ) -> None:
     rates = {32: 1000.0, 64: 1030.0, 128: 1020.0}

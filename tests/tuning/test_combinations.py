@@ -107,16 +107,14 @@ def first_values() -> dict[str, SettingValue]:
     return {name: next(iter(domain)) for name, domain in LARGE.parameters.items()}
 
 
-def test_of_a_large_space_the_bests_neighbours_are_candidates_and_the_first_ones_further_out() -> (
-    None
-):
+def test_neighbors_in_a_large_space() -> None:
     second = BEST.model_copy(update={"micro_batch_size": 16})
     found = set(configs_near(LARGE, BEST, second))
     assert varied(BEST, 1) | varied(BEST, 2) | varied(second, 1) <= found
     assert not varied(second, 2) <= found
 
 
-def test_of_a_long_range_some_values_of_all_sizes_and_the_nearest_ones_are_neighbours() -> None:
+def test_neighbors_in_a_long_range() -> None:
     space = make_fake_space(
         ONE_DEVICE,
         **{

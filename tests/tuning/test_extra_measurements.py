@@ -77,7 +77,7 @@ def test_every_group_is_looked_into_and_its_first_is_seen_through(tmp_path: Path
 
 
 @pytest.mark.parametrize("static_graph", [True, False])
-def test_what_a_static_graph_can_not_show_is_told_of_the_same_group_without_one(
+def test_communication_of_a_static_graph(
     static_graph: bool,
 ) -> None:
     talk = Communication(step_s=0.04, step_alone_s=0.032, exchange_s=0.012, bytes_exchanged=2**25)
@@ -104,7 +104,7 @@ def measured(number: int, rate: float, ddp: DdpConfig | None, **more: Any) -> Tr
     )
 
 
-def test_copies_are_measured_once_for_each_kind_of_memory_and_known_to_all_trials(
+def test_copies_are_measured_once_per_kind_of_memory(
     tmp_path: Path,
 ) -> None:
     def cost(config: TrainingConfig) -> FakeTrial:
@@ -151,7 +151,7 @@ def test_a_ceiling_that_the_run_exceeds_is_evidence_and_no_ceiling() -> None:
     assert book.needs("loader", config), "it is measured again"
 
 
-def test_a_slowed_measurement_does_not_take_the_place_of_another_of_the_same_side() -> None:
+def test_slowed_ceiling_replaces_no_other() -> None:
     book, config = CeilingBook(), TrainingConfig()
     with_ceilings(ended(300.0, device=5069.0), config, book)
     run = with_ceilings(ended(290.0, device=307.0), config, book).measurement

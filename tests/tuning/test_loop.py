@@ -257,9 +257,7 @@ def ran(number: int, score: float, **settings: Any) -> TrialRecord:
 
 
 @pytest.mark.parametrize("n_trials", [4, None])
-def test_the_best_at_the_users_batch_is_proposed_again_whenever_the_best_changes(
-    tmp_path: Path, n_trials: int | None
-) -> None:
+def test_same_batch_follows_the_best(tmp_path: Path, n_trials: int | None) -> None:
     search = make_search(
         tmp_path, FakeLauncher(), n_trials=n_trials, method="tpe", amp_dtype="float32"
     )
@@ -312,9 +310,7 @@ def test_a_trial_that_ended_late_is_news_whatever_its_number(tmp_path: Path) -> 
     assert search._why_none == no_recent_gain(trials=12, is_promising=False)
 
 
-def test_a_guided_search_ends_after_six_promising_trials_whatever_else_has_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_patience_counts_promising_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     search = make_search(tmp_path, FakeLauncher(), n_trials=None, amp_dtype="float32")
     monkeypatch.setattr(Proposer, "outlook", lambda *_: None)  # patience alone may end it
     search.proposer.sides = [

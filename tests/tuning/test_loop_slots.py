@@ -120,7 +120,7 @@ def meeting(parties: int) -> Callable[[int], object]:
     return lambda number: barrier.wait(AT_LAST_S) if number > 0 else None
 
 
-def test_as_many_trials_run_at_once_as_there_are_slots_and_the_baseline_alone(
+def test_trials_fill_slots_and_baseline_runs_alone(
     tmp_path: Path,
 ) -> None:
     launcher = Watched(slots=3, before=meeting(3))
@@ -238,7 +238,7 @@ def test_records_and_their_order_survive_that_a_trial_is_overtaken(tmp_path: Pat
     assert numbers_of(again) == sorted(ended)
 
 
-def test_without_a_feasible_baseline_all_refer_to_the_trial_that_was_first_to_end(
+def test_reference_without_feasible_baseline(
     tmp_path: Path,
 ) -> None:
     ended = threading.Event()
@@ -379,7 +379,7 @@ def test_the_time_left_is_reckoned_with_all_slots(tmp_path: Path) -> None:
     assert left[1] - left[3] == pytest.approx(1.1 * (6 - 2) * search.study.records[0].result.wall_s)
 
 
-def test_a_precision_that_is_refused_while_others_of_it_run_wins_nowhere_and_is_noted_once(
+def test_precision_refused_while_others_run(
     tmp_path: Path,
 ) -> None:
     def cost(config: TrainingConfig) -> FakeTrial:

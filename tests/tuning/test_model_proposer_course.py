@@ -111,7 +111,7 @@ def test_a_look_that_shows_nothing_is_noted_with_what_kept_it(tmp_path: Path) ->
     assert search.best.config.num_workers == 8
 
 
-def test_a_side_that_was_measured_in_no_setting_is_noted_and_the_model_goes_on(
+def test_side_not_measured_is_noted(
     tmp_path: Path,
 ) -> None:
     def cost(config: TrainingConfig) -> FakeTrial:
@@ -170,7 +170,7 @@ def trapped(rate: float) -> CostModel:
 
 
 @pytest.mark.parametrize(("rate", "outcome"), [(300.0, "pruned"), (1200.0, "ok")])
-def test_a_trial_far_from_what_was_expected_is_followed_by_what_promises_most_then(
+def test_unexpected_trial_is_followed_by_a_proposal(
     tmp_path: Path, rate: float, outcome: str
 ) -> None:
     search = guided(tmp_path, trapped(rate), n_trials=2, **SMALL)
@@ -190,7 +190,7 @@ def test_what_the_sampler_finds_is_taken_for_too_large_where_the_memory_ends(
         assert (reason is not None and reason.code == "would_not_fit") == (not fits)
 
 
-def test_what_the_sampler_finds_and_differs_only_on_a_side_that_holds_nothing_is_not_tried(
+def test_redundant_sample_is_skipped(
     tmp_path: Path,
 ) -> None:
     search = guided(tmp_path, slow_device, n_trials=6, **SMALL)
@@ -202,7 +202,7 @@ def test_what_the_sampler_finds_and_differs_only_on_a_side_that_holds_nothing_is
     assert all(reason == (would_add_nothing() if is_seen else None) for is_seen, reason in reasons)
 
 
-def test_what_fails_is_not_tried_again_with_a_setting_that_has_nothing_to_do_with_it(
+def test_failure_is_not_tried_again(
     tmp_path: Path,
 ) -> None:
     def cost(config: TrainingConfig) -> FakeTrial:
@@ -225,7 +225,7 @@ def test_what_fails_is_not_tried_again_with_a_setting_that_has_nothing_to_do_wit
 # Trials that are stopped early
 
 
-def test_a_trial_that_is_stopped_early_is_told_to_optuna_with_the_rate_it_had(
+def test_stopped_trial_in_optuna(
     tmp_path: Path,
 ) -> None:
     search = guided(tmp_path, trapped(300.0), n_trials=4, **SMALL)

@@ -62,9 +62,7 @@ def test_others_on_the_device_are_noted_before_the_first_trial(
         (OptimizerFacts(name="SGD", can_fuse=True), "other_optimizer"),
     ],
 )
-def test_a_fused_optimizer_that_a_frameworks_file_has_by_default_is_no_error_where_there_is_none(
-    optimizer: OptimizerFacts, reason: str | None
-) -> None:
+def test_fused_default_of_a_framework_file(optimizer: OptimizerFacts, reason: str | None) -> None:
     baseline, files = (
         TrainingConfig(micro_batch_size=64, fused=True),
         {"fused": ReadOver("optim", "AdamW")},
@@ -83,7 +81,7 @@ def test_a_fused_optimizer_that_a_frameworks_file_has_by_default_is_no_error_whe
 
 
 @pytest.mark.parametrize("nodes", [(-1, -1), (0, 1)])
-def test_a_binding_that_a_frameworks_file_asks_for_is_no_error_where_there_is_none(
+def test_binding_of_a_framework_file(
     nodes: tuple[int, ...],
 ) -> None:
     sockets = {"numa_nodes": 2, "node_cores": (2, 2), "device_nodes": nodes}

@@ -96,7 +96,7 @@ def test_without_ddp_in_the_space_every_guess_is_on_one_device() -> None:
     } == {1}
 
 
-def test_a_guess_beyond_the_cap_of_the_batch_takes_the_largest_batch_that_fits() -> None:
+def test_guess_beyond_the_batch_cap() -> None:
     configs = guessed(
         make_fake_space(baseline=TrainingConfig(grad_accum_steps=4, micro_batch_size=16))
     )
@@ -185,7 +185,7 @@ def test_a_strategy_explains_failures_that_its_settings_do_not() -> None:
     assert explaining_setting(failed, [TrainingConfig(), GROUP]) is None
 
 
-def test_a_setting_of_ddp_that_all_failures_have_explains_them_before_the_strategy() -> None:
+def test_ddp_setting_explains_before_the_strategy() -> None:
     failed = [ddp_config(static_graph=True), ddp_config(static_graph=True, bucket_cap_mb=50)]
     explanation = ("ddp.static_graph", frozenset({True}))
     assert explaining_setting(failed, [TrainingConfig()]) == explanation
@@ -226,7 +226,7 @@ def largest(
     return None if found is None else dict(found)
 
 
-def test_the_largest_batch_that_the_line_lets_fit_is_proposed_with_the_best_settings() -> None:
+def test_largest_batch_that_fits() -> None:
     found = largest(memory_trials(LINEAR, num_workers=2), 700)
     assert found is not None
     assert (found["micro_batch_size"], found["num_workers"]) == (512, 2)
@@ -247,7 +247,7 @@ def test_without_a_line_of_its_precision_nothing_is_proposed() -> None:
     assert largest(records, 700, best=3) is None
 
 
-def test_gradients_are_accumulated_less_where_the_global_batch_would_pass_its_cap() -> None:
+def test_largest_batch_accumulates_less() -> None:
     space = make_fake_space(grad_accum_steps=[1, 2])
     records = memory_trials(LINEAR, grad_accum_steps=2)
     found = largest_batch_variant(records[0], limited(space, 10_000), records)
@@ -300,7 +300,7 @@ def test_a_batch_that_the_ranks_can_not_share_has_no_variant() -> None:
     assert same_batch_variant(record_of(TrainingConfig(num_workers=2)), space) is None
 
 
-def test_a_mode_of_compiling_that_all_failures_have_explains_them_before_compiling_does() -> None:
+def test_compile_mode_explains_before_compile() -> None:
     failed = [
         TrainingConfig(compile=True, compile_mode="reduce-overhead", num_workers=count)
         for count in (0, 1)

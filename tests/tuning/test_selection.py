@@ -78,7 +78,7 @@ def test_a_larger_batch_that_is_not_worth_it_is_not_kept_for_its_proof() -> None
     assert best.number == 2
 
 
-def test_without_a_proof_the_one_that_is_believed_to_be_the_fastest_is_recommended() -> None:
+def test_winner_without_proof() -> None:
     best = select(found_of({0: (540.0, 530.0), 1: (820.0, 800.0), 2: (940.0, 780.0)}, {}))
     assert best is not None
     assert best.number == 2

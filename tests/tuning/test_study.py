@@ -572,7 +572,7 @@ def test_a_study_that_is_closed_leaves_no_statements_behind(tmp_path: Path) -> N
     assert not any(vars(mapper).get("_compiled_cache") for mapper in BaseModel.registry.mappers)
 
 
-def test_values_that_a_study_was_widened_by_are_searched_also_when_it_is_opened_again(
+def test_widened_study_is_reopened(
     open_study: Callable[..., Study],
 ) -> None:
     study = open_study(make_fake_space(**SMALL | {"num_workers": 2, "micro_batch_size": 32}))

@@ -31,7 +31,7 @@ from autotune.tuning.warm_start import (
     seed_params,
 )
 from tests.factories import make_fake_space
-from tests.factories.searches import Interrupting
+from tests.factories.searches import Interrupting, fake_search
 
 HERE = fake_environment()
 FAST = TrainingConfig(
@@ -54,8 +54,8 @@ CHANGES: list[tuple[str, object, str, str, str]] = [
 
 
 def search(run_dir: Path, **arguments: Any) -> autotune.SearchResult:
-    arguments = {"launcher": FakeLauncher(), "n_trials": 8, "method": "tpe", **arguments}
-    return autotune.search(object, list, run_dir=run_dir, progress=False, **arguments)
+    arguments = {"n_trials": 8, "method": "tpe", "space": None, **arguments}
+    return fake_search(run_dir.parent, run_dir=run_dir, **arguments)
 
 
 @pytest.fixture(scope="module")
@@ -101,9 +101,7 @@ def test_the_best_of_a_run_folder_is_tried_right_after_the_baseline(
     )
 
 
-def test_a_run_folder_seeds_its_recommendation_that_at_the_users_batch_and_its_best_trials(
-    there: Path, tmp_path: Path
-) -> None:
+def test_hints_of_a_run_folder(there: Path, tmp_path: Path) -> None:
     earlier = read_summary(there)
     assert earlier.recommendation is not None
     assert earlier.recommendation.same_batch is not None
@@ -135,9 +133,7 @@ def test_a_recommended_yaml_seeds_its_settings(there: Path, tmp_path: Path) -> N
     assert warm_start(source=str(path), configurations=1, differences=None) in result.summary.notes
 
 
-def test_a_relative_path_is_looked_for_in_the_working_directory_and_a_tilde_in_the_home_folder(
-    there: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_relative_path_and_tilde(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(there.parent)
     monkeypatch.setenv("HOME", str(there.parent))
     for name in ("there", "~/there"):
@@ -191,7 +187,7 @@ def test_gradients_are_accumulated_less_before_the_batch_shrinks() -> None:
     assert (found.micro_batch_size, found.grad_accum_steps) == (64, 2)
 
 
-def test_a_batch_that_does_not_divide_a_kept_global_batch_shrinks_to_one_that_does() -> None:
+def test_batch_shrinks_to_a_divisor() -> None:
     space = make_fake_space(
         baseline=TrainingConfig(micro_batch_size=48), objective={"global_batch": "keep"}
     )
@@ -257,9 +253,7 @@ SPACES = [
 
 
 @given(config=hints(), space=st.sampled_from(SPACES))
-def test_whatever_was_found_elsewhere_becomes_a_configuration_of_this_space_or_nothing(
-    config: TrainingConfig, space: ResolvedSpace
-) -> None:
+def test_any_hint_fits_the_space(config: TrainingConfig, space: ResolvedSpace) -> None:
     found = [compose(params, space) for params in seed_params(make_hints(config), space)]
     assert len(found) <= 1
     assert all(isinstance(one, TrainingConfig) for one in found)
@@ -279,7 +273,7 @@ def test_an_interrupted_search_seeds_what_it_had_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"), [(None, "summary.json"), (b'{"name": 3}', "version"), (b"\xff", "version")]
 )
-def test_a_run_folder_that_is_not_whole_is_one_clear_error_which_names_what_may_do(
+def test_damaged_run_folder_names_the_remedy(
     there: Path, tmp_path: Path, content: bytes | None, said: str
 ) -> None:
     folder = tmp_path / "broken"
@@ -321,7 +315,7 @@ def test_a_file_that_is_neither_is_one_clear_error_before_anything_is_begun(
     assert not (tmp_path / "here").exists()
 
 
-def test_a_folder_that_is_no_run_folder_is_told_without_a_remedy_that_is_not_there(
+def test_no_run_folder(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -343,7 +337,7 @@ def test_an_unknown_method_is_told_by_name(tmp_path: Path) -> None:
 CALL = "!!python/object/apply:os.mkdir ['made']"
 
 
-def test_a_recommended_yaml_of_somebody_else_is_data_and_nothing_in_it_is_called(
+def test_foreign_recommended_yaml_is_data(
     there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -386,9 +380,7 @@ def test_a_search_that_goes_on_tries_nothing_of_a_warm_start_twice(
     assert wanted <= set(tried[: len(seeds) + 1])
 
 
-def test_a_warm_start_that_is_named_later_is_tried_once_nothing_waits_any_more(
-    there: Path, tmp_path: Path
-) -> None:
+def test_warm_start_named_on_resume(there: Path, tmp_path: Path) -> None:
     best = without_lr(autotune.load(there / "recommended.yaml"))
     before = search(tmp_path / "here", n_trials=3, method="random")
     assert best not in [without_lr(trial.config) for trial in before.trials]
