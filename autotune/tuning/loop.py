@@ -73,6 +73,8 @@ from autotune.tuning.select import Finalists
 from autotune.tuning.study import Study
 from autotune.tuning.time_budget import TimeBudget
 
+_Run = Callable[[], TrialRecord]
+"""Runs a trial, in any thread: it touches neither study nor proposer."""
 THOROUGH_EXTRAS = Extras(
     loader_ceiling=True, device_ceiling=True, copy_ceiling=True, breakdown=True, stretch_s=0.5
 )
@@ -281,7 +283,7 @@ class Search:
         if largest is not None:
             self.notes.append(largest)
 
-    def _next_run(self) -> Callable[[], TrialRecord] | None:
+    def _next_run(self) -> _Run | None:
         """Return the next run, if a slot is free: the baseline again, a new trial, or a repeat for the race.
 
         None: no run for now. The result of a running trial may be a reason to continue.
@@ -334,7 +336,7 @@ class Search:
             self._why_none = self.study.none_left
         return trial
 
-    def _run_of(self, trial: TrialRecord) -> Callable[[], TrialRecord]:
+    def _run_of(self, trial: TrialRecord) -> _Run:
         """Return the trial's first run."""
         window = self.time.window()
         threshold = self.proposer.pruning_threshold(trial)
@@ -346,7 +348,7 @@ class Search:
             trial, self.time.deadline_s(trial), window, self._extras_of(trial, window), should_end
         )
 
-    def _repeat_of(self, record: TrialRecord, extras: Extras) -> Callable[[], TrialRecord]:
+    def _repeat_of(self, record: TrialRecord, extras: Extras) -> _Run:
         """Return a further run of a trial, in a process of its own."""
         window = self.time.window()
         deadline_s = self.time.repeat_deadline_s(record) + 2 * window.max_s
@@ -362,8 +364,8 @@ class Search:
         window: WindowRules,
         extras: Extras,
         should_end: ShouldEnd | None = None,
-    ) -> Callable[[], TrialRecord]:
-        """Return a run of a trial, for any thread: it touches neither study nor proposer."""
+    ) -> _Run:
+        """Return a run of a trial, and note that it is under way."""
         runner = self.runner
         self._under_way[record.number] = extras
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autotune.config.environment import GRAPH_KINDS
-from autotune.config.plan import Budget, Choices, Domain, SettingValue
+from autotune.config.plan import Budget, Choices, Domain
 from autotune.config.training_config import TrainingConfig
 from autotune.errors import RepeatedFailureError, WorkloadError
 from autotune.messages.search import host_bound, setting_left_out
@@ -29,7 +29,13 @@ from autotune.records.trial import (
 )
 from autotune.space.ranges import whole_numbers
 from autotune.space.space import ResolvedSpace, setting_of
-from autotune.tuning.proposals import Params, compose_allowed, explaining_setting, params_of
+from autotune.tuning.proposals import (
+    Explanation,
+    Params,
+    compose_allowed,
+    explaining_setting,
+    params_of,
+)
 from autotune.tuning.study import Study
 
 
@@ -92,7 +98,7 @@ class FailureAttribution:
     """The failures of a search so far."""
 
     failures: dict[str, list[TrialRecord]] = field(default_factory=dict)
-    left_out: list[tuple[str, frozenset[SettingValue]]] = field(default_factory=list)
+    left_out: list[Explanation] = field(default_factory=list)
     """Settings with the values that were left out for their failures."""
 
     def learn(self, record: TrialRecord, study: Study) -> list[Note]:
@@ -156,7 +162,7 @@ class FailureAttribution:
 
 def _shared_change(
     failed: Sequence[TrainingConfig], succeeded: Sequence[TrainingConfig], space: ResolvedSpace
-) -> tuple[str, frozenset[SettingValue]] | None:
+) -> Explanation | None:
     """Return a setting that all failures have changed from the baseline, with its values; None without one.
 
     So a script that breaks under a setting loses that setting, not the search. Of several settings,
@@ -164,7 +170,7 @@ def _shared_change(
     the model's computation before its input.
     """
     good = [space.baseline, *succeeded]
-    first: tuple[str, frozenset[SettingValue]] | None = None
+    first: Explanation | None = None
     for name in dict.fromkeys((*_OF_THE_STEP, *sorted(space.parameters))):
         values = frozenset(setting_of(config, name) for config in failed)
         if setting_of(space.baseline, name) in values:

@@ -277,9 +277,13 @@ def first_guesses(space: ResolvedSpace) -> list[Params]:
     return guesses
 
 
+Explanation = tuple[str, frozenset[SettingValue]]
+"""A setting with its values that explain failures."""
+
+
 def explaining_setting(
     failed: Sequence[TrainingConfig], succeeded: Iterable[TrainingConfig]
-) -> tuple[str, frozenset[SettingValue]] | None:
+) -> Explanation | None:
     """Return the one switch whose values occur in all failures and in no success, with these values.
 
     Only switches of the step explain a failure: if a model can't run in half precision, the rest of

@@ -24,6 +24,7 @@ from urllib.parse import quote
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
+from optuna.storages import BaseStorage, InMemoryStorage, RDBStorage
 from optuna.storages._rdb.models import BaseModel
 from optuna.trial import TrialState
 from sqlalchemy import URL, Engine, event
@@ -55,13 +56,13 @@ _STUMBLES = (ValueError, LookupError, TypeError, AttributeError, AssertionError,
 """Errors that Optuna raises for a database of another program, or of another version of Optuna."""
 
 
-def open_storage(path: Path | None) -> optuna.storages.BaseStorage:
+def open_storage(path: Path | None) -> BaseStorage:
     """Open the storage in a SQLite file, or in memory if there is no path."""
-    return optuna.storages.InMemoryStorage() if path is None else _sqlite(path)
+    return InMemoryStorage() if path is None else _sqlite(path)
 
 
 def open_optuna(
-    storage: optuna.storages.BaseStorage,
+    storage: BaseStorage,
     path: Path | None,
     identity: Mapping[str, str],
     seed: int,
@@ -124,7 +125,7 @@ def open_finished(path: Path) -> optuna.Study:
     )
 
 
-def _sqlite(path: Path) -> optuna.storages.RDBStorage:
+def _sqlite(path: Path) -> RDBStorage:
     """Open Optuna's storage in a SQLite file, after a check for damage.
 
     A write-ahead log takes one wait for the disk a commit, a rollback journal four. The file
@@ -135,7 +136,7 @@ def _sqlite(path: Path) -> optuna.storages.RDBStorage:
         if found != "ok":
             raise sqlite3.DatabaseError(" ".join(found.split()))
         connection.execute("PRAGMA journal_mode=WAL")
-    storage = optuna.storages.RDBStorage(_address(path))
+    storage = RDBStorage(_address(path))
     event.listen(storage.engine, "connect", _synchronize)
     storage.engine.dispose()  # connections from before the listener
     weakref.finalize(storage, _let_go, storage.engine)
@@ -157,9 +158,9 @@ def _address(path: Path) -> str:
     return url.render_as_string()  # from SQLAlchemy 2.1 on a URL's database is quoted once more
 
 
-def release(storage: optuna.storages.BaseStorage) -> None:
+def release(storage: BaseStorage) -> None:
     """Close a study's file; Optuna opens it again when the study is used."""
-    if isinstance(storage, optuna.storages.RDBStorage):
+    if isinstance(storage, RDBStorage):
         storage.remove_session()
         _let_go(storage.engine)
 
@@ -177,7 +178,7 @@ def _let_go(engine: Engine) -> None:
         vars(mapper).pop("_compiled_cache", None)
 
 
-def _copied(path: Path) -> optuna.storages.RDBStorage:
+def _copied(path: Path) -> RDBStorage:
     """Open a copy of a read-only file and its log; the copy is removed with the storage."""
     folder = TemporaryDirectory(prefix="autotune-", ignore_cleanup_errors=True)
     try:
@@ -440,7 +441,7 @@ class Study:
     def __init__(
         self,
         study: optuna.Study,
-        storage: optuna.storages.BaseStorage,
+        storage: BaseStorage,
         space: ResolvedSpace,
         seed: int,
         method: SearchMethod,

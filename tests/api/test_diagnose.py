@@ -41,6 +41,7 @@ from tests.api import bottlenecks as cases
 from tests.factories import make_measurement
 
 GIB = 2**30
+Look = Callable[..., autotune.DiagnosisResult]
 RUN = make_measurement()
 """A run of which neither side was measured alone."""
 
@@ -324,9 +325,7 @@ THROUGH_PAUSES = MeasuringTime(window_s=0.8, stretch_s=0.2)
 
 
 @pytest.fixture
-def look(
-    fork_server: ForkServerLauncher, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., autotune.DiagnosisResult]:
+def look(fork_server: ForkServerLauncher, monkeypatch: pytest.MonkeyPatch) -> Look:
     """A short diagnosis of (model, dataset); `varied` are the only settings measured beside the baseline's."""
 
     def run(
@@ -354,9 +353,7 @@ TWO_WORKERS = {"num_workers": 2, "persistent_workers": True}
 
 @pytest.mark.quiet
 @pytest.mark.parametrize("dataset", [cases.SlowTail, cases.BurstyReader])
-def test_a_slow_dataset_is_data_bound_by_what_makes_it_slow(
-    look: Callable[..., autotune.DiagnosisResult], dataset: Any
-) -> None:
+def test_a_slow_dataset_is_data_bound_by_what_makes_it_slow(look: Look, dataset: Any) -> None:
     found = look(
         cases.small_net,
         dataset,
@@ -374,7 +371,7 @@ def test_a_slow_dataset_is_data_bound_by_what_makes_it_slow(
 
 @pytest.mark.quiet
 def test_epochs_of_a_second_with_workers_that_start_slowly_are_restart_bound(
-    look: Callable[..., autotune.DiagnosisResult],
+    look: Look,
 ) -> None:
     found = look(
         cases.small_net,
@@ -423,7 +420,7 @@ def test_what_holds_workers_up_is_measured_as_the_space_allows() -> None:
 
 @pytest.mark.quiet
 def test_items_in_several_threads_oversubscribe_the_cores(
-    look: Callable[..., autotune.DiagnosisResult],
+    look: Look,
 ) -> None:
     if cases.Products().cores_busy() < 1.7:
         pytest.skip("NumPy's library of matrix products takes one thread here")
@@ -436,7 +433,7 @@ def test_items_in_several_threads_oversubscribe_the_cores(
 
 @pytest.mark.quiet
 def test_large_elementwise_operations_are_memory_bound(
-    look: Callable[..., autotune.DiagnosisResult],
+    look: Look,
 ) -> None:
     found = look(cases.LargeElementwise, cases.numbers, micro_batch_size=8)
     assert found.verdict == "memory"
@@ -444,7 +441,7 @@ def test_large_elementwise_operations_are_memory_bound(
 
 @pytest.mark.quiet
 def test_a_large_network_on_tensors_in_memory_only_computes(
-    look: Callable[..., autotune.DiagnosisResult],
+    look: Look,
 ) -> None:
     found = look(
         cases.wide_net,
@@ -459,7 +456,7 @@ def test_a_large_network_on_tensors_in_memory_only_computes(
 
 @pytest.mark.quiet
 def test_a_large_network_fed_by_a_worker_is_held_by_computing(
-    look: Callable[..., autotune.DiagnosisResult],
+    look: Look,
 ) -> None:
     fed = {"num_workers": 1, "persistent_workers": True, "intra_op_threads": 1}
     none = {"num_workers": 0, "persistent_workers": False}
@@ -482,7 +479,7 @@ def test_a_large_network_fed_by_a_worker_is_held_by_computing(
 
 
 def test_a_setting_that_fails_spares_the_others(
-    look: Callable[..., autotune.DiagnosisResult],
+    look: Look,
 ) -> None:
     found = look(cases.small_net, cases.Unruly, TWO_WORKERS, {"micro_batch_size": 64})
     assert "no workers, please" in notes_of(found)["side_not_measured"]["reason"]

@@ -60,8 +60,11 @@ class FakeRay:
         return self.launcher
 
 
+OnRay = Callable[[Launcher], FakeRay]
+
+
 @pytest.fixture
-def on_ray(monkeypatch: pytest.MonkeyPatch) -> Callable[[Launcher], FakeRay]:
+def on_ray(monkeypatch: pytest.MonkeyPatch) -> OnRay:
     def put_in(launcher: Launcher) -> FakeRay:
         fake, module = FakeRay(launcher), ModuleType("ray_launcher")
         module.__dict__["RayLauncher"] = fake
@@ -75,7 +78,7 @@ def on_ray(monkeypatch: pytest.MonkeyPatch) -> Callable[[Launcher], FakeRay]:
 
 
 def test_a_launcher_that_was_given_goes_before_the_executor(
-    on_ray: Callable[[Launcher], FakeRay],
+    on_ray: OnRay,
 ) -> None:
     given, fake = Closing(), on_ray(Closing())
     with temporary_folder() as folder, opened_launcher(given, folder, PLAN) as opened:
@@ -84,7 +87,7 @@ def test_a_launcher_that_was_given_goes_before_the_executor(
 
 
 def test_executor_ray_connects_with_the_plans_device_and_closes(
-    on_ray: Callable[[Launcher], FakeRay],
+    on_ray: OnRay,
 ) -> None:
     fake = on_ray(own := Closing())
     with (
@@ -129,7 +132,7 @@ def test_another_module_that_is_missing_is_not_taken_for_ray(
 
 @pytest.mark.slow
 def test_the_environment_is_this_machines_whatever_the_cluster(
-    on_ray: Callable[[Launcher], FakeRay],
+    on_ray: OnRay,
 ) -> None:
     fake = on_ray(FakeLauncher())
     assert environment().hosts == 1
@@ -147,7 +150,7 @@ def test_the_environment_is_this_machines_whatever_the_cluster(
     ],
 )
 def test_an_executor_may_be_a_mapping_or_an_executor(
-    tmp_path: Path, on_ray: Callable[[Launcher], FakeRay], executor: Any
+    tmp_path: Path, on_ray: OnRay, executor: Any
 ) -> None:
     fake = on_ray(FakeLauncher())
     search(tmp_path, None, executor=executor)
@@ -169,7 +172,7 @@ def test_a_wrong_executor_is_told_before_anything_starts(
     function: Callable[..., Any],
     arguments: dict[str, Any],
     told: str,
-    on_ray: Callable[[Launcher], FakeRay],
+    on_ray: OnRay,
 ) -> None:
     fake = on_ray(FakeLauncher())
     with pytest.raises(ConfigError, match="^" + told.replace("?", r"\?")):
@@ -250,7 +253,7 @@ def test_as_many_trials_as_there_are_hosts_may_run_at_once(
 
 
 def test_what_other_jobs_leave_free_is_not_asked_of_this_machine(
-    on_ray: Callable[[Launcher], FakeRay],
+    on_ray: OnRay,
 ) -> None:
     on_ray(FakeLauncher())
     local = diagnose_plan(

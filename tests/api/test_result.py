@@ -13,17 +13,18 @@ from typing import Any
 import pytest
 
 import autotune
+from autotune import SearchResult
 from autotune.errors import ConfigError, NothingFeasibleError, RunFolderError
 from autotune.testing import FakeTrial
 from tests.factories.searches import fake_search
 
 
-def search(run_dir: Path, **arguments: Any) -> autotune.SearchResult:
+def search(run_dir: Path, **arguments: Any) -> SearchResult:
     return fake_search(run_dir.parent, run_dir=run_dir, **{"n_trials": 4, **arguments})
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory) -> autotune.SearchResult:
+def ended(tmp_path_factory: pytest.TempPathFactory) -> SearchResult:
     """A search that has ended, whose folder stays as it is."""
     found = search(tmp_path_factory.mktemp("ended") / "run")
     gc.collect()
@@ -31,12 +32,12 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> autotune.SearchResult:
 
 
 @pytest.fixture
-def run_dir(ended: autotune.SearchResult, tmp_path: Path) -> Path:
+def run_dir(ended: SearchResult, tmp_path: Path) -> Path:
     """A copy of its folder."""
     return Path(shutil.copytree(ended.run_dir, tmp_path / "run"))
 
 
-def test_a_run_is_opened_again_as_it_ended(ended: autotune.SearchResult) -> None:
+def test_a_run_is_opened_again_as_it_ended(ended: SearchResult) -> None:
     found = ended
     again = autotune.open_run(str(found.run_dir))
     for field in fields(found):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-import autotune
+from autotune import SearchResult
 from autotune.config.training_config import TrainingConfig
 from autotune.errors import ConfigError
 from autotune.messages.space import precision_not_native
@@ -41,12 +41,12 @@ def test_a_space_with_nothing_else_to_try_recommends_the_baseline(tmp_path: Path
 
 
 @pytest.fixture(scope="module")
-def of_many_trials(tmp_path_factory: pytest.TempPathFactory) -> autotune.SearchResult:
+def of_many_trials(tmp_path_factory: pytest.TempPathFactory) -> SearchResult:
     return search(tmp_path_factory.mktemp("many"), n_trials=14)
 
 
 def test_the_result_finds_what_the_cost_model_rewards(
-    of_many_trials: autotune.SearchResult,
+    of_many_trials: SearchResult,
 ) -> None:
     result = of_many_trials
     truth = analytic_cost(result.best).samples_per_s / analytic_cost(result.baseline).samples_per_s
@@ -58,7 +58,7 @@ def test_the_result_finds_what_the_cost_model_rewards(
 
 
 def test_the_best_at_the_users_batch_is_told_beside_the_best(
-    of_many_trials: autotune.SearchResult,
+    of_many_trials: SearchResult,
 ) -> None:
     result = of_many_trials
     assert result.best_same_batch is not None

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import autotune
+from autotune import SearchResult
 from autotune.api import search as searching
 from autotune.config.training_config import TrainingConfig
 from autotune.errors import RunFolderError, StudyMismatchError
@@ -31,24 +32,24 @@ FEW = 5
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> autotune.SearchResult:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> SearchResult:
     return search(tmp_path_factory.mktemp("finished"), n_trials=FEW)
 
 
 @pytest.fixture
-def gone_on(finished: autotune.SearchResult, tmp_path: Path) -> Path:
+def gone_on(finished: SearchResult, tmp_path: Path) -> Path:
     """The folder of a copy of the finished search's run."""
     shutil.copytree(finished.run_dir, tmp_path / "run", symlinks=True)
     return tmp_path
 
 
-def test_the_baseline_is_trial_0_and_counts(finished: autotune.SearchResult) -> None:
+def test_the_baseline_is_trial_0_and_counts(finished: SearchResult) -> None:
     assert len(finished.trials) == FEW
     assert finished.trials[0].number == 0
     assert finished.trials[0].config == finished.baseline == TrainingConfig()
 
 
-def test_a_run_folder_holds_what_design_says(finished: autotune.SearchResult) -> None:
+def test_a_run_folder_holds_what_design_says(finished: SearchResult) -> None:
     names = {path.name for path in finished.run_dir.iterdir()}
     assert {
         "recommended.yaml",
@@ -62,18 +63,18 @@ def test_a_run_folder_holds_what_design_says(finished: autotune.SearchResult) ->
     assert autotune.load(finished.run_dir / "recommended.yaml") == finished.best
 
 
-def test_a_run_is_read_back_from_its_folder_alone(finished: autotune.SearchResult) -> None:
+def test_a_run_is_read_back_from_its_folder_alone(finished: SearchResult) -> None:
     assert read_summary(finished.run_dir) == finished.summary
 
 
-def test_the_study_is_given_back(finished: autotune.SearchResult) -> None:
+def test_the_study_is_given_back(finished: SearchResult) -> None:
     assert finished.study.best_trial.number in {trial.number for trial in finished.trials}
 
 
 def test_the_same_call_again_runs_and_proposes_nothing_more(
-    finished: autotune.SearchResult, gone_on: Path
+    finished: SearchResult, gone_on: Path
 ) -> None:
-    def waiting(result: autotune.SearchResult) -> int:
+    def waiting(result: SearchResult) -> int:
         return sum(
             trial.state.name == "WAITING" for trial in result.study.get_trials(deepcopy=False)
         )
@@ -85,9 +86,7 @@ def test_the_same_call_again_runs_and_proposes_nothing_more(
     assert waiting(again) == waiting(finished)
 
 
-def test_more_trials_go_on_from_those_that_are_there(
-    finished: autotune.SearchResult, gone_on: Path
-) -> None:
+def test_more_trials_go_on_from_those_that_are_there(finished: SearchResult, gone_on: Path) -> None:
     second = search(gone_on, n_trials=FEW + 3, launcher=FakeLauncher(seed=1))
     assert [trial.result for trial in second.trials[:FEW]] == [
         trial.result for trial in finished.trials

@@ -16,7 +16,7 @@ from optuna.storages._rdb.models import BaseModel
 
 from autotune.config.plan import Choices, SettingValue
 from autotune.config.training_config import DdpConfig, TrainingConfig
-from autotune.errors import RunFolderError, StudyMismatchError
+from autotune.errors import RunFolderError
 from autotune.messages.search import (
     nothing_new_drawn,
     space_exhausted,
@@ -37,6 +37,7 @@ IDENTITY = {"model": "Net", "space": "abc"}
 OOM = TrialResult(outcome="oom", reason="no memory", violation=0.3)
 CRASH = TrialResult(outcome="crashed", reason="boom")
 TIMEOUT = TrialResult(outcome="timeout", reason="too slow")
+OpenStudy = Callable[..., Study]
 UNFIT, REDUNDANT = would_not_fit(chance_fraction=0.1), would_add_nothing()
 
 
@@ -45,7 +46,7 @@ SMALL: dict[str, Any] = {**FIXED, "micro_batch_size": [32, 64], "num_workers": [
 
 
 @pytest.fixture
-def open_study(tmp_path: Path) -> Callable[..., Study]:
+def open_study(tmp_path: Path) -> OpenStudy:
     def opened(space: ResolvedSpace | None = None, **identity: str) -> Study:
         return Study.open(
             tmp_path / "study.db",
@@ -82,7 +83,7 @@ def configs_of(study: Study) -> list[TrainingConfig]:
     return seen
 
 
-def test_baseline_outside_the_space_is_first(open_study: Callable[..., Study]) -> None:
+def test_baseline_outside_the_space_is_first(open_study: OpenStudy) -> None:
     study = open_study(
         make_fake_space(num_workers=[2, 4], micro_batch_size={"low": 64, "high": 128})
     )
@@ -91,7 +92,7 @@ def test_baseline_outside_the_space_is_first(open_study: Callable[..., Study]) -
     assert all(one.num_workers in {2, 4} and one.micro_batch_size >= 64 for one in others)
 
 
-def test_each_configuration_is_asked_for_once(open_study: Callable[..., Study]) -> None:
+def test_each_configuration_is_asked_for_once(open_study: OpenStudy) -> None:
     study = open_study(make_fake_space(**SMALL))
     seen = configs_of(study)
     assert len(seen) == len(set(seen)) == len(study.records) == 4
@@ -111,7 +112,7 @@ def skipped(study: Study, reason: Note) -> list[optuna.trial.FrozenTrial]:
     return [trial for trial in trials if trial.user_attrs["outcome"] == reason.code]
 
 
-def test_sample_that_would_not_fit_is_not_run(open_study: Callable[..., Study]) -> None:
+def test_sample_that_would_not_fit_is_not_run(open_study: OpenStudy) -> None:
     space = make_fake_space(micro_batch_size=[32, 64, 128, 512])
     study, large = open_study(space), TrainingConfig(micro_batch_size=512)
     unfit = skipped(study, UNFIT)
@@ -125,7 +126,7 @@ def test_sample_that_would_not_fit_is_not_run(open_study: Callable[..., Study]) 
     assert next_of(study, lambda _: UNFIT).config.micro_batch_size == 512
 
 
-def test_uninformative_sample_is_neither_run_nor_learned(open_study: Callable[..., Study]) -> None:
+def test_uninformative_sample_is_neither_run_nor_learned(open_study: OpenStudy) -> None:
     study = open_study(make_fake_space(micro_batch_size=[32, 64, 128, 512]))
     idle = skipped(study, REDUNDANT)
     assert idle
@@ -150,7 +151,7 @@ def test_uninformative_sample_is_neither_run_nor_learned(open_study: Callable[..
     ],
 )
 def test_outcome_in_optuna(
-    open_study: Callable[..., Study],
+    open_study: OpenStudy,
     result: TrialResult,
     state: optuna.trial.TrialState,
     constraints: dict[str, float],
@@ -172,7 +173,7 @@ def test_outcome_in_optuna(
     ],
 )
 def test_left_out_is_not_asked_for(
-    open_study: Callable[..., Study],
+    open_study: OpenStudy,
     left_out: dict[str, frozenset[SettingValue]],
     loaders: list[tuple[int, int]],
 ) -> None:
@@ -199,7 +200,7 @@ RANKS: dict[str, Any] = {
 
 
 def test_one_rank_is_asked_for_once_whatever_else_is_drawn(
-    open_study: Callable[..., Study],
+    open_study: OpenStudy,
 ) -> None:
     seen = configs_of(open_study(make_fake_space(TWO_DEVICES, **RANKS)))
     group = TrainingConfig(strategy="ddp", world_size=2)
@@ -209,7 +210,7 @@ def test_one_rank_is_asked_for_once_whatever_else_is_drawn(
     assert len(seen) == 3
 
 
-def test_an_excluded_setting_of_ddp_leaves_the_rest_of_it(open_study: Callable[..., Study]) -> None:
+def test_an_excluded_setting_of_ddp_leaves_the_rest_of_it(open_study: OpenStudy) -> None:
     study = open_study(make_fake_space(TWO_DEVICES, **RANKS))
     study.leave_out({"ddp.static_graph": frozenset({True})})
     assert set(configs_of(study)) == {
@@ -219,7 +220,7 @@ def test_an_excluded_setting_of_ddp_leaves_the_rest_of_it(open_study: Callable[.
 
 
 def test_a_group_that_is_the_baseline_is_the_first_trial_as_it_is(
-    open_study: Callable[..., Study],
+    open_study: OpenStudy,
 ) -> None:
     ddp = DdpConfig(bucket_cap_mb=12.5, comm_hook="powersgd")
     baseline = TrainingConfig(strategy="ddp", world_size=2, ddp=ddp)
@@ -229,7 +230,7 @@ def test_a_group_that_is_the_baseline_is_the_first_trial_as_it_is(
 
 
 def test_a_trial_that_was_running_is_not_retried_once_it_is_refused(
-    open_study: Callable[..., Study],
+    open_study: OpenStudy,
 ) -> None:
     space = make_fake_space(**{**SMALL, "amp_dtype": ["float32", "bfloat16"]})
     study = open_study(space)
@@ -245,7 +246,7 @@ def test_a_trial_that_was_running_is_not_retried_once_it_is_refused(
         again.tell(trial, TIMEOUT, None)
 
 
-def test_a_reopened_study_knows_its_records(open_study: Callable[..., Study]) -> None:
+def test_a_reopened_study_knows_its_records(open_study: OpenStudy) -> None:
     study = open_study()
     for result in (TIMEOUT, OOM, CRASH):
         run_next(study, result)
@@ -253,7 +254,7 @@ def test_a_reopened_study_knows_its_records(open_study: Callable[..., Study]) ->
     assert read_records(study.optuna_study) == [*study.records]
 
 
-def test_records_by_number_and_by_end(open_study: Callable[..., Study]) -> None:
+def test_records_by_number_and_by_end(open_study: OpenStudy) -> None:
     study = open_study(make_fake_space(**SMALL))
     trials = [next_of(study) for _ in range(3)]
     for place in (0, 2, 1):
@@ -272,7 +273,7 @@ def test_records_by_number_and_by_end(open_study: Callable[..., Study]) -> None:
 
 
 def test_a_promising_proposal_stays_promising_when_retried(
-    open_study: Callable[..., Study],
+    open_study: OpenStudy,
 ) -> None:
     study = open_study(make_fake_space(**SMALL))
     run_next(study)
@@ -289,7 +290,7 @@ def test_a_promising_proposal_stays_promising_when_retried(
 
 
 def test_a_baseline_that_was_running_is_retried_as_the_baseline(
-    open_study: Callable[..., Study],
+    open_study: OpenStudy,
 ) -> None:
     open_study().ask()
     retried = open_study().ask()
@@ -299,7 +300,7 @@ def test_a_baseline_that_was_running_is_retried_as_the_baseline(
 
 @pytest.mark.parametrize("result", [CRASH, TrialResult(outcome="invalid", reason="no tensor")])
 def test_after_a_failed_baseline_the_study_begins_anew(
-    open_study: Callable[..., Study], result: TrialResult
+    open_study: OpenStudy, result: TrialResult
 ) -> None:
     study = open_study()
     run_next(study, result)
@@ -308,7 +309,7 @@ def test_after_a_failed_baseline_the_study_begins_anew(
     assert (again.number, again.config) == (0, TrainingConfig())
 
 
-def test_what_is_running_is_not_asked_for_again(open_study: Callable[..., Study]) -> None:
+def test_what_is_running_is_not_asked_for_again(open_study: OpenStudy) -> None:
     study = open_study(make_fake_space(**SMALL))
     running = list(iter(study.ask, None))
     assert study.running == running
@@ -327,7 +328,7 @@ def test_what_is_running_is_not_asked_for_again(open_study: Callable[..., Study]
 
 
 def test_a_space_without_anything_left_is_not_drawn_from_again(
-    open_study: Callable[..., Study],
+    open_study: OpenStudy,
 ) -> None:
     study = open_study(make_fake_space(**SMALL))
     last = [trial for trial in iter(study.ask, None) if trial is not None][-1]
@@ -338,7 +339,7 @@ def test_a_space_without_anything_left_is_not_drawn_from_again(
     assert len(study.optuna_study.trials) == drawn
 
 
-def test_proposal_is_taken_once(open_study: Callable[..., Study]) -> None:
+def test_proposal_is_taken_once(open_study: OpenStudy) -> None:
     study, params = open_study(make_fake_space(**SMALL)), {"micro_batch_size": 64, "num_workers": 2}
     study.ask()
     assert [study.propose(params), study.propose(params)] == [True, False]
@@ -352,7 +353,7 @@ def test_proposal_is_taken_once(open_study: Callable[..., Study]) -> None:
     assert not study.propose(params)
 
 
-def test_all_that_were_running_are_retried_once_each(open_study: Callable[..., Study]) -> None:
+def test_all_that_were_running_are_retried_once_each(open_study: OpenStudy) -> None:
     study = open_study()
     asked = [study.ask() for _ in range(4)]
     assert asked[0] is not None
@@ -367,14 +368,6 @@ def test_all_that_were_running_are_retried_once_each(open_study: Callable[..., S
     assert states == ["PRUNED", *["FAIL"] * 3, *["RUNNING"] * 3]
 
 
-def test_another_searchs_study_is_refused_with_what_differs(
-    open_study: Callable[..., Study],
-) -> None:
-    open_study()
-    with pytest.raises(StudyMismatchError, match=r"model: Net.*Other.*--fresh"):
-        open_study(model="Other")
-
-
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "study.db"
     path.write_bytes(b"no database at all, but long enough to be read as one" * 100)
@@ -382,9 +375,7 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
         Study.open(path, make_fake_space(), identity=IDENTITY, seed=0)
 
 
-def test_the_study_is_an_ordinary_optuna_study(
-    open_study: Callable[..., Study], tmp_path: Path
-) -> None:
+def test_the_study_is_an_ordinary_optuna_study(open_study: OpenStudy, tmp_path: Path) -> None:
     study = open_study()
     run_next(study, CRASH)
     storage = optuna.storages.RDBStorage(f"sqlite:///{tmp_path / 'study.db'}")
@@ -395,7 +386,7 @@ def test_the_study_is_an_ordinary_optuna_study(
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
-def test_optunas_verbosity_is_the_users_afterwards(open_study: Callable[..., Study]) -> None:
+def test_optunas_verbosity_is_the_users_afterwards(open_study: OpenStudy) -> None:
     optuna.logging.set_verbosity(optuna.logging.DEBUG)
     try:
         open_study().ask()
@@ -412,7 +403,7 @@ def test_file_modes_are_kept_from_others(tmp_path: Path) -> None:
 
 
 def test_what_an_earlier_sitting_has_left_waiting_is_not_proposed_again(
-    open_study: Callable[..., Study],
+    open_study: OpenStudy,
 ) -> None:
     study, params = open_study(make_fake_space(**SMALL)), {"micro_batch_size": 64, "num_workers": 2}
     run_next(study)
@@ -425,7 +416,7 @@ def test_what_an_earlier_sitting_has_left_waiting_is_not_proposed_again(
 
 
 def test_running_or_left_out_configurations_are_not_tried_again(
-    open_study: Callable[..., Study],
+    open_study: OpenStudy,
 ) -> None:
     study = open_study(make_fake_space(**SMALL))
     study.propose({"micro_batch_size": 64, "num_workers": 2})
@@ -454,7 +445,7 @@ def test_asking_whether_anything_is_left_changes_nothing(tmp_path: Path) -> None
 
 
 def test_a_resumed_study_keeps_its_choices_despite_another_probe(
-    open_study: Callable[..., Study],
+    open_study: OpenStudy,
 ) -> None:
     def space_seen(slow_tail_fraction: float, cores_per_item: float) -> ResolvedSpace:
         return make_space(
@@ -479,7 +470,7 @@ def test_a_resumed_study_keeps_its_choices_despite_another_probe(
 
 
 def test_of_a_space_that_is_drawn_from_only_what_was_drawn_is_said(
-    open_study: Callable[..., Study],
+    open_study: OpenStudy,
 ) -> None:
     policy = replace(POLICY, trials=replace(POLICY.trials, most_listed=3))
     study = open_study(make_fake_space(policy=policy, **SMALL))
@@ -489,7 +480,7 @@ def test_of_a_space_that_is_drawn_from_only_what_was_drawn_is_said(
 
 
 def test_a_recorded_trial_is_not_run_again_after_a_kill(
-    open_study: Callable[..., Study], monkeypatch: pytest.MonkeyPatch
+    open_study: OpenStudy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = open_study()
     for _ in range(2):
@@ -507,7 +498,7 @@ def test_a_recorded_trial_is_not_run_again_after_a_kill(
 
 
 def test_a_trial_killed_while_asked_for_is_retried_whole(
-    open_study: Callable[..., Study], monkeypatch: pytest.MonkeyPatch
+    open_study: OpenStudy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = open_study()
     run_next(study)
@@ -523,7 +514,7 @@ def test_a_trial_killed_while_asked_for_is_retried_whole(
 
 
 def test_a_study_that_was_killed_before_it_knew_its_search_is_begun_anew(
-    open_study: Callable[..., Study], monkeypatch: pytest.MonkeyPatch
+    open_study: OpenStudy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(optuna.Study, "set_user_attr", interrupt)
@@ -573,7 +564,7 @@ def test_a_study_that_is_closed_leaves_no_statements_behind(tmp_path: Path) -> N
 
 
 def test_widened_study_is_reopened(
-    open_study: Callable[..., Study],
+    open_study: OpenStudy,
 ) -> None:
     study = open_study(make_fake_space(**SMALL | {"num_workers": 2, "micro_batch_size": 32}))
     first = next_of(study)

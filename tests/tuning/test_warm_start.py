@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import autotune
 from autotune.api.commands import check_plan
 from autotune.config.environment import COMPARED, Environment
 from autotune.config.plan import Plan, Workload
-from autotune.config.training_config import AMP_DTYPES, DdpConfig, TrainingConfig
+from autotune.config.training_config import DdpConfig, TrainingConfig
 from autotune.errors import ConfigError, StudyMismatchError
 from autotune.files.recommended import describe_machine
 from autotune.files.run_folder import read_summary
@@ -205,30 +205,6 @@ def test_hints_that_run_alike_are_left_out() -> None:
     assert note_of_hints(nothing, space).figures["configurations"] == 0
 
 
-@st.composite
-def hints(draw: st.DrawFn) -> TrainingConfig:
-    """Settings of any machine."""
-    workers, strategy = draw(st.integers(0, 64)), draw(st.sampled_from(["single", "dp", "ddp"]))
-    flags = st.booleans()
-    return TrainingConfig(
-        micro_batch_size=draw(st.integers(1, 4096)),
-        grad_accum_steps=draw(st.sampled_from([1, 2, 3, 8])),
-        amp_dtype=draw(st.sampled_from(AMP_DTYPES)),
-        num_workers=workers,
-        prefetch_factor=draw(st.sampled_from([None, 2, 3, 16])) if workers else None,
-        persistent_workers=draw(flags) if workers else False,
-        pin_memory=draw(flags),
-        channels_last=draw(flags),
-        compile=strategy != "dp" and draw(flags),
-        intra_op_threads=draw(st.sampled_from([None, 1, 64])),
-        strategy=strategy,
-        world_size=1 if strategy == "single" else draw(st.sampled_from([2, 3, 8])),
-        ddp=DdpConfig(bucket_cap_mb=draw(st.sampled_from([None, 7.5, 400])))
-        if strategy == "ddp"
-        else None,
-    )
-
-
 SPACES = [
     make_fake_space(),
     make_fake_space(fake_environment(device_count=4)),
@@ -250,6 +226,29 @@ SPACES = [
     ),
     make_fake_space(micro_batch_size=8),
 ]
+
+
+ELSEWHERE = make_fake_space(
+    fake_environment(device_count=8, cores=64),
+    micro_batch_size={"low": 1, "high": 4096},
+    grad_accum_steps=[1, 2, 3, 8],
+    num_workers={"low": 0, "high": 64},
+    prefetch_factor=[2, 3, 16],
+    intra_op_threads=[None, 1, 64],
+    compile=[False, True],
+    ddp={"bucket_cap_mb": [None, 7.5, 400]},
+    objective={"max_batch_scale": 10**6},
+)
+
+
+@st.composite
+def hints(draw: st.DrawFn) -> TrainingConfig:
+    """Settings of another machine."""
+    domains = ELSEWHERE.parameters.items()
+    config = compose({name: draw(st.sampled_from(list(one))) for name, one in domains}, ELSEWHERE)
+    assume(isinstance(config, TrainingConfig))
+    assert isinstance(config, TrainingConfig)
+    return config
 
 
 @given(config=hints(), space=st.sampled_from(SPACES))
