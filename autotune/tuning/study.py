@@ -447,7 +447,7 @@ class Study:
         method: SearchMethod,
     ) -> None:
         self.prior_variation = assumed_variation(space.environment.device_kind, space.policy.spread)
-        """Run-to-run variation before this study's own repeats; set from outside if it is known better."""
+        """Run-to-run variation before this study's own repeats."""
         self.optuna_study = study
         self.method = method
         self.space = space
