@@ -6,7 +6,6 @@ are imported at the top, so that `--help` answers at once; each command imports 
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import shlex
@@ -162,7 +161,13 @@ def _plan(
             f"{shlex.join(words)!r:.80}; leave CONFIG out, or write the command into it as "
             f"workload.command"
         )
-    from autotune.files.plan_file import FROM_NEEDS_NO_COMMAND, command_plan, read_plan
+    from autotune.files.plan_file import (
+        FROM_NEEDS_NO_COMMAND,
+        command_plan,
+        notes_of,
+        read_current,
+        read_plan,
+    )
 
     if config is None:
         if today is not None:
@@ -170,15 +175,7 @@ def _plan(
         return command_plan(words, overrides, executor=executor)
     if today is None:
         return read_plan(config, overrides, executor=executor)
-    return _plan_from(config, overrides, executor, today)
-
-
-def _plan_from(
-    config: Path, overrides: tuple[str, ...], executor: ExecutorKind | None, today: tuple[str, Path]
-) -> Plan:
-    """Return the Plan of CONFIG on top of a framework's file; report on stderr what was not read."""
-    from autotune.files.plan_file import notes_of, read_current, read_plan
-
+    # on top of a framework's file, with notes of what was not read
     found = read_current(*today)
     plan = read_plan(config, overrides, executor=executor, today=found)
     for note in notes_of(found, plan):
@@ -263,7 +260,14 @@ def run(plan: Plan, fresh: bool, as_json: bool, quiet: bool) -> None:
     go_on = "run the same command" if plan.run_dir else f"run it again with --set run_dir={run_dir}"
     if plan.run_dir is None and plan.workload.command is not None:
         go_on += " (before any --)"
-    click.get_current_context().meta[_INTERRUPT_NOTE] = lambda: _interrupt_note(run_dir, go_on)
+
+    def interrupt_note() -> str:
+        best = run_dir / "recommended.yaml"
+        if best.is_file():
+            return f"interrupted; the best so far is in {best}; {go_on} to go on"
+        return f"interrupted before anything could be recommended; {go_on} to go on"
+
+    click.get_current_context().meta[_INTERRUPT_NOTE] = interrupt_note
     result = run_plan(
         replace(plan, run_dir=run_dir), fresh=fresh, progress=False if quiet else "auto"
     )
@@ -403,24 +407,16 @@ def report(run_dir: Path, as_json: bool) -> None:
 
     Also rewrites its report.md and report.html.
     """
-    was_collecting = gc.isenabled()
-    # All trials stay in memory until the end, so collecting garbage would only take time: a tenth
-    # with 2,000 trials.
-    gc.disable()
-    try:
-        from autotune.api.commands import open_report, rewrite_reports
+    from autotune.api.commands import open_report, rewrite_reports
 
-        found = open_report(run_dir)
-        try:
-            if not as_json:
-                _show_report(found, as_json)
-        finally:  # also if the reader of stdout has gone
-            found, note = rewrite_reports(found, run_dir)
-        if as_json:  # after writing, since it lists the files
+    found = open_report(run_dir)
+    try:
+        if not as_json:
             _show_report(found, as_json)
-    finally:
-        if was_collecting:
-            gc.enable()
+    finally:  # also if the reader of stdout has gone
+        found, note = rewrite_reports(found, run_dir)
+    if as_json:  # after writing, since it lists the files
+        _show_report(found, as_json)
     if note:
         say(note)
 
@@ -473,15 +469,6 @@ def main() -> None:
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
         signal.signal(signal.SIGHUP, signal.default_int_handler)
     cli(prog_name="autotune")
-
-
-def _interrupt_note(run_dir: Path, go_on: str) -> str:
-    """Return the message for an interrupted search, with `go_on`, the way to continue it."""
-    if (run_dir / "recommended.yaml").is_file():
-        return (
-            f"interrupted; the best so far is in {run_dir / 'recommended.yaml'}; {go_on} to go on"
-        )
-    return f"interrupted before anything could be recommended; {go_on} to go on"
 
 
 def _show_report(report: ReportModel, as_json: bool) -> None:

@@ -104,6 +104,8 @@ class Trials:
     """Best trials of an earlier search to try again, besides its recommendation."""
     same_failures: int = 3
     """Equal failures after which a cause is sought; two may share one by chance."""
+    host_bound: float = 0.2
+    """Share of the time in which the device waits for the host, from which training is host-bound."""
     cured: int = 2
     """Leading host-bound configurations of which variants with less work for the host are tried."""
     before_cures: int = 2
@@ -123,6 +125,10 @@ class Trials:
     """Combinations tried to find one trial if the space is drawn from, or all are skipped."""
     all_candidates_up_to: int = 4096
     """Combinations of a space up to which all are candidates: about a second before each trial."""
+    all_values_up_to: int = 40
+    """Values of a range up to which all are tried in variants of the best in a larger space."""
+    spread_values: int = 24
+    """Values, spread over a longer range, that are tried there besides the nearest."""
     random_candidates: int = 1500
     """Random combinations among the candidates of a larger space."""
     repeats_in_a_row: int = 8
@@ -159,7 +165,7 @@ class Proof:
     clear: float = 0.005
     """Probability that the best is no faster than the baseline, below which the baseline is not
     repeated during the search: about the error of a proof."""
-    most_challenged: int = 3
+    most_repeats: int = 3
     """Repeats of trials that may be better than the leader."""
     most_contested: int = 4
     """Runs of the best larger batch, and of the best at the baseline's batch, to decide between

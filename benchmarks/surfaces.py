@@ -45,7 +45,7 @@ from autotune.config.training_config import LOADER_SETTINGS
 from autotune.launch.runner import TrialRunner
 from autotune.policy import WindowRules
 from autotune.protocol.messages import NO_EXTRAS
-from autotune.tuning.probe import everything
+from autotune.tuning.loop import THOROUGH_EXTRAS
 from benchmarks.cases.cpu import Case
 from benchmarks.cases.surfaces import Grid, grids_for, small_gpu_grids
 from benchmarks.measures.recording import (
@@ -328,7 +328,8 @@ def _missing(
 
 def _visit(runner: TrialRunner, file: _File, config: TrainingConfig, visit: Visit) -> float:
     """Run a trial and write it down; how long it took."""
-    extras = everything(_WINDOW) if visit == "reference" else NO_EXTRAS
+    thorough = THOROUGH_EXTRAS.model_copy(update={"stretch_s": _STRETCH_S})
+    extras = thorough if visit == "reference" else NO_EXTRAS
     speeds = look_at_speeds(_PROBE_S)
     result = runner.run(
         config, name="point", deadline_s=TRIAL_DEADLINE_S, window=_WINDOW, extras=extras

@@ -163,19 +163,6 @@ def test_run_hands_the_plan_on_and_shows_the_summary(api: Any, shown: None) -> N
     assert options == {"fresh": True, "progress": "auto"}
 
 
-def test_quiet_asks_for_no_progress(api: Any, shown: None) -> None:
-    def run_plan(plan: Plan, *, fresh: bool, progress: object) -> SimpleNamespace:
-        return SimpleNamespace(summary=f"{fresh=} {progress=}", run_dir=Path("out"))
-
-    api.run_plan = run_plan
-    assert "fresh=False progress=False" in call("run", "x.yaml", "--quiet").stdout
-
-
-def test_json_is_a_single_document_on_stdout(api: Any, shown: None) -> None:
-    api.run_plan = lambda plan, **_: SimpleNamespace(summary="s", run_dir=Path("out"))
-    assert json.loads(call("run", "x.yaml", "--json").stdout) == ["s", "out"]
-
-
 @pytest.mark.parametrize(
     ("error", "code"),
     [
@@ -218,12 +205,6 @@ def test_an_interrupted_run_names_the_best_so_far(api: Any) -> None:
     Path("out").mkdir()
     Path("out/recommended.yaml").touch()
     assert "out/recommended.yaml" in call("run", "x.yaml").stderr
-
-
-def test_an_interrupted_run_without_a_folder_names_the_one_it_took(api: Any) -> None:
-    api.run_plan, api.new_run_dir = raising(KeyboardInterrupt()), lambda: Path("runs/new")
-    result = call("run", "x.yaml", "--set", "run_dir=")
-    assert (result.exit_code, "--set run_dir=runs/new" in result.stderr) == (130, True)
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
@@ -274,48 +255,7 @@ def test_diagnose_hands_the_plan_on_and_shows_the_answer(
     assert calls == [(3, {"progress": False}), (0, {"progress": "auto"})]
 
 
-@pytest.mark.parametrize(
-    ("error", "code"), [(WorkloadError("the step fails"), 2), (NothingFeasibleError("oom"), 3)]
-)
-def test_a_diagnosis_that_fails_exits_as_a_run_does(api: Any, error: Exception, code: int) -> None:
-    api.diagnose_plan = raising(error)
-    result = call("diagnose", "x.yaml", "--json")
-    assert (result.exit_code, result.stdout, result.stderr) == (code, "", f"error: {error}\n")
-
-
 # The executor
-
-
-@pytest.mark.parametrize("command", ["run", "check", "diagnose"])
-def test_the_executor_reaches_the_plan(
-    api: Any, shown: None, command: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plans: list[Plan] = []
-
-    def answer(plan: Plan, **_: Any) -> SimpleNamespace:
-        plans.append(plan)
-        space = SimpleNamespace(environment="", facts="")
-        return SimpleNamespace(summary="", run_dir="", space=space, stale=None, diagnosis="")
-
-    api.run_plan = api.check_plan = api.diagnose_plan = answer
-    monkeypatch.setattr(diagnosis, "print_diagnosis", lambda found, console: None)
-    spread = "executor={kind: ray, address: 'a:1', ranks: spread}"
-    for arguments in ([], ["--executor", "ray"], ["--executor", "local"]):
-        assert call(command, "x.yaml", *arguments).exit_code == 0
-        Path("x.yaml").write_text(CONFIG + spread.replace("=", ": ", 1), encoding="utf-8")
-    alone, clustered, last = (plan.executor for plan in plans)
-    assert alone == last == Executor()
-    assert clustered == Executor(kind="ray", address="a:1", ranks="spread")
-
-
-def test_only_kinds_of_executor_are_offered() -> None:
-    result = call("run", "x.yaml", "--executor", "slurm")
-    assert (result.exit_code, result.stdout) == (2, "")
-    for kind in get_args(ExecutorKind):
-        assert f"'{kind}'" in result.stderr
-
-
-# A command in place of CONFIG
 
 
 @pytest.fixture
@@ -334,6 +274,27 @@ def plans(api: Any, shown: None, monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
     return found
 
 
+@pytest.mark.parametrize("command", ["run", "check", "diagnose"])
+def test_executor_reaches_the_plan(plans: list[Plan], command: str) -> None:
+    spread = "executor: {kind: ray, address: 'a:1', ranks: spread}"
+    for arguments in ([], ["--executor", "ray"], ["--executor", "local"]):
+        assert call(command, "x.yaml", *arguments).exit_code == 0
+        Path("x.yaml").write_text(CONFIG + spread, encoding="utf-8")
+    alone, clustered, last = (plan.executor for plan in plans)
+    assert alone == last == Executor()
+    assert clustered == Executor(kind="ray", address="a:1", ranks="spread")
+
+
+def test_only_kinds_of_executor_are_offered() -> None:
+    result = call("run", "x.yaml", "--executor", "slurm")
+    assert (result.exit_code, result.stdout) == (2, "")
+    for kind in get_args(ExecutorKind):
+        assert f"'{kind}'" in result.stderr
+
+
+# A command in place of CONFIG
+
+
 @pytest.mark.parametrize("name", ["run", "check", "diagnose"])
 def test_what_stands_after_two_dashes_is_the_workload_as_it_is(
     plans: list[Plan], name: str
@@ -348,16 +309,11 @@ def test_what_stands_after_two_dashes_is_the_workload_as_it_is(
 
 
 @pytest.mark.parametrize("name", ["run", "check", "diagnose"])
-def test_a_file_of_a_framework_stands_below_config_and_what_it_does_not_say_is_told(
-    plans: list[Plan], name: str
-) -> None:
-    Path("plan.yaml").write_text(
-        "workload: {model: 'torch.nn:Identity', dataset: 'torch.nn:Identity'}\n"
-    )
+def test_framework_file_below_config(plans: list[Plan], name: str) -> None:
     Path("args.json").write_text(
         '{"per_device_train_batch_size": 4, "optim": "sgd", "learning_rate": 0.1}'
     )
-    done = call(name, "--from", "hf", "args.json", "--set", "baseline.lr=0.5", "plan.yaml")
+    done = call(name, "--from", "hf", "args.json", "--set", "baseline.lr=0.5", "x.yaml")
     assert done.exit_code == 0, done.stderr
     assert (plans[0].baseline.micro_batch_size, plans[0].baseline.lr) == (4, 0.5)
     assert any({"args.json:", "optim:"} <= set(line.split()) for line in done.stderr.splitlines())
@@ -371,11 +327,8 @@ def test_a_file_of_a_framework_is_refused_beside_a_command(plans: list[Plan]) ->
 
 
 def test_a_file_of_a_framework_that_is_wrong_exits_with_2() -> None:
-    Path("plan.yaml").write_text(
-        "workload: {model: 'torch.nn:Identity', dataset: 'torch.nn:Identity'}\n"
-    )
     Path("args.json").write_text("{")
-    done = call("run", "--from", "hf", "args.json", "plan.yaml")
+    done = call("run", "--from", "hf", "args.json", "x.yaml")
     assert done.exit_code == 2
     assert done.stderr.startswith("error: args.json:1:2: ")
 
@@ -399,7 +352,7 @@ def test_options_of_ours_stand_before_the_two_dashes(api: Any, plans: list[Plan]
     ]
 
 
-@pytest.mark.parametrize("name", ["run", "check", "diagnose"])
+@pytest.mark.parametrize("name", ["run", "diagnose"])
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -414,7 +367,7 @@ def test_options_of_ours_stand_before_the_two_dashes(api: Any, plans: list[Plan]
         (["--set", "workload.shuffle=false", "--", "python", "train.py"], "workload: "),
     ],
 )
-def test_what_is_wrong_with_a_command_is_told_with_exit_code_2_before_anything_starts(
+def test_wrong_command_exits_with_2(
     plans: list[Plan], name: str, arguments: list[str], told: str
 ) -> None:
     result = call(name, *arguments)
@@ -422,27 +375,20 @@ def test_what_is_wrong_with_a_command_is_told_with_exit_code_2_before_anything_s
     assert told.replace("{name}", name) in result.stderr
 
 
-def test_two_dashes_with_nothing_behind_them_leave_config_alone(plans: list[Plan]) -> None:
+def test_command_in_config(plans: list[Plan]) -> None:
     assert call("run", "x.yaml", "--").exit_code == 0
-    assert [plan.workload.command for plan in plans] == [None]
-
-
-def test_a_command_may_stand_in_config(plans: list[Plan]) -> None:
     Path("x.yaml").write_text("workload: {command: [python, train.py]}", encoding="utf-8")
     assert call("diagnose", "x.yaml").exit_code == 0
-    assert [(plan.name, plan.workload.command) for plan in plans] == [("x", ("python", "train.py"))]
+    assert [plan.workload.command for plan in plans] == [None, ("python", "train.py")]
 
 
-def test_an_interrupted_run_of_a_command_says_where_the_folder_is_to_be_written(
-    api: Any, plans: list[Plan]
-) -> None:
+def test_interrupted_run_names_its_folder(api: Any, plans: list[Plan]) -> None:
     api.run_plan, api.new_run_dir = raising(KeyboardInterrupt()), lambda: Path("runs/new")
-    result = call("run", "--", "python", "train.py")
-    assert result.exit_code == 130
-    assert "--set run_dir=runs/new" in result.stderr
-    kept = call("run", "--set", "run_dir=runs/x", "--", "python", "train.py")
-    assert kept.exit_code == 130
-    assert "--set" not in kept.stderr
+    command = ["--", "python", "train.py"]
+    for arguments in (["x.yaml", "--set", "run_dir="], command):
+        result = call("run", *arguments)
+        assert (result.exit_code, "--set run_dir=runs/new" in result.stderr) == (130, True)
+    assert "--set" not in call("run", "--set", "run_dir=runs/x", *command).stderr
 
 
 @pytest.mark.parametrize("name", ["run", "check", "diagnose", "apply"])
@@ -488,7 +434,7 @@ def test_apply_needs_both_settings_and_a_command(arguments: list[str], told: str
 # init, check, report, env
 
 
-def test_export_writes_the_text_alone_to_stdout_and_what_is_missing_to_stderr() -> None:
+def test_export_streams() -> None:
     Path("recommended.yaml").write_text(
         yaml.safe_dump({"format": 1, "settings": TrainingConfig(lr=0.5).model_dump()})
     )
@@ -507,28 +453,26 @@ def test_export_offers_the_targets_that_there_are() -> None:
     assert "'composer'" in done.stderr
 
 
-def test_init_writes_a_configuration_and_says_what_to_edit() -> None:
-    result = call("init")
+@pytest.mark.parametrize(
+    ("arguments", "path"), [([], "autotune.yaml"), (["mine.yaml"], "mine.yaml")]
+)
+def test_init_writes_a_configuration_and_what_to_edit(arguments: list[str], path: str) -> None:
+    result = call("init", *arguments)
     assert (result.exit_code, result.stderr) == (0, "")
     assert "workload.model" in result.stdout
-    assert "autotune run autotune.yaml" in Path("autotune.yaml").read_text(encoding="utf-8")
+    for text in (result.stdout, Path(path).read_text(encoding="utf-8")):
+        assert f"autotune check {path}" in text
 
 
-def test_init_names_the_path_that_it_was_given() -> None:
-    assert "autotune check mine.yaml" in call("init", "mine.yaml").stdout
-    assert "autotune check mine.yaml" in Path("mine.yaml").read_text(encoding="utf-8")
-
-
-def test_init_overwrites_nothing() -> None:
-    result = call("init", "x.yaml")
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [("x.yaml", "exists already"), ("no/such/folder/x.yaml", "can't be written")],
+)
+def test_init_refuses(path: str, reason: str) -> None:
+    result = call("init", path)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "x.yaml: exists already" in result.stderr
+    assert f"{path}: {reason}" in result.stderr
     assert Path("x.yaml").read_text(encoding="utf-8") == CONFIG
-
-
-def test_init_tells_where_it_can_not_write() -> None:
-    result = call("init", "no/such/folder/x.yaml")
-    assert (result.exit_code, "can't be written" in result.stderr) == (2, True)
 
 
 def test_check_shows_what_the_api_found(api: Any, shown: None) -> None:
@@ -558,51 +502,39 @@ def test_check_tells_by_its_exit_code_that_a_recommendation_is_stale(
 
 
 @pytest.mark.parametrize(("verdict", "code"), [("data_cpu", 4), ("launch", 4), ("compute", 0)])
-@pytest.mark.parametrize("form", [[], ["--json"]])
-def test_diagnose_tells_by_its_exit_code_that_something_holds_training_up(
-    form: list[str], verdict: str, code: int, api: Any, monkeypatch: pytest.MonkeyPatch
+def test_diagnose_exit_code(
+    verdict: str, code: int, api: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = SimpleNamespace(verdict=verdict, model_dump_json=lambda indent: "{}")
     api.diagnose_plan = lambda plan, **_: SimpleNamespace(diagnosis=found)
     monkeypatch.setattr(
         diagnosis, "print_diagnosis", lambda found, console: console.print(found.verdict)
     )
-    assert call("diagnose", "x.yaml", "--exit-code", *form).exit_code == code
-    assert call("diagnose", "x.yaml", *form).exit_code == 0
+    assert call("diagnose", "x.yaml", "--exit-code").exit_code == code
+    assert call("diagnose", "x.yaml", "--exit-code", "--json").exit_code == code
+    assert call("diagnose", "x.yaml").exit_code == 0
 
 
-def test_report_shows_the_summary_of_a_run_folder(api: Any, shown: None) -> None:
-    api.open_report = lambda run_dir: (f"summary-{run_dir}", str(run_dir))
-    api.rewrite_reports = lambda found, run_dir: ((*found, "without page"), "no plots")
-    assert call("report", "out").stdout == "summary-out in out\n"
-    assert json.loads(call("report", "out", "--json").stdout) == [
-        "summary-out",
-        "out",
-        "without page",
-    ]
-    assert call("report", "out").stderr == "no plots\n"
-
-
-def test_a_report_is_shown_before_its_files_are_written(
-    api: Any, shown: None, monkeypatch: pytest.MonkeyPatch
+def test_report_is_shown_before_its_files_are_written(
+    api: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done: list[str] = []
+    done: list[object] = []
 
     def rewrite(found: Any, run_dir: Path) -> tuple[Any, str]:
         done.append("written")
-        return found, ""
+        return f"{found} without page", "no plots"
 
-    def as_json(report: Any) -> str:
-        done.append("shown")
+    def as_json(report: object) -> str:
+        done.append(report)
         return "{}"
 
-    api.open_report = lambda run_dir: ("summary", str(run_dir))
+    api.open_report = lambda run_dir: f"summary of {run_dir}"
     api.rewrite_reports = rewrite
-    monkeypatch.setattr(terminal, "print_summary", lambda report, console: done.append("shown"))
+    monkeypatch.setattr(terminal, "print_summary", lambda report, console: done.append(report))
     monkeypatch.setattr(json_document, "summary_json", as_json)
-    call("report", "out")
-    call("report", "out", "--json")
-    assert done == ["shown", "written", "written", "shown"]
+    assert call("report", "out").stderr == "no plots\n"
+    assert call("report", "out", "--json").stdout == "{}\n"
+    assert done == ["summary of out", "written", "written", "summary of out without page"]
 
 
 def test_a_reader_of_a_report_that_went_away_costs_no_file(
@@ -625,15 +557,11 @@ def test_a_reader_of_a_report_that_went_away_costs_no_file(
     assert written == [Path("out")]
 
 
-def test_env_as_json_is_the_environment_with_its_fingerprint(api: Any) -> None:
+def test_env(api: Any) -> None:
     api.environment = lambda: ENVIRONMENT
     content = json.loads(call("env", "--json").stdout)
     assert content.pop("fingerprint") == ENVIRONMENT.fingerprint
     assert Environment.model_validate(content) == ENVIRONMENT
-
-
-def test_env_is_shown_to_people(api: Any) -> None:
-    api.environment = lambda: ENVIRONMENT
     result = call("env")
     assert (result.exit_code, "A processor" in result.stdout) == (0, True)
 

@@ -200,8 +200,7 @@ def _plan_of(given: Mapping[str, Any]) -> Plan:
     sections = {
         name: {key: given[key] for key in keys if key in given} for name, keys in _SECTIONS.items()
     }
-    data, notes = _data_of(given["dataset"], loader)
-    optimizer = _optimizer_of(given["optimizer"])
+    data, optimizer, notes = _unwrapped(given["dataset"], given["optimizer"], loader)
     sections["workload"] |= {**loader, "dataset": data, "optimizer": optimizer}
     plain = {name: given[name] for name in _PLAIN if name in given}
 
@@ -238,16 +237,19 @@ def _loader_arguments(loader: object) -> Mapping[str, Any]:
     return loader
 
 
-def _data_of(dataset: Any, loader: Mapping[str, Any]) -> tuple[Any, tuple[Note, ...]]:
-    """Unwrap a dataset or DataLoader from framework wrappers; return notes on what that loses.
+def _unwrapped(
+    dataset: Any, optimizer: Any, loader: Mapping[str, Any]
+) -> tuple[Any, Any, tuple[Note, ...]]:
+    """Unwrap a dataset or DataLoader and an optimizer from framework wrappers; return notes on what that loses.
 
     Raises:
-        ConfigError: It can't be unwrapped, or decides itself what `loader` gives.
+        ConfigError: The dataset can't be unwrapped, or decides itself what `loader` gives.
     """
-    torch = sys.modules.get("torch")  # a DataLoader can't exist without it
+    torch = sys.modules.get("torch")  # neither can exist without it
     if torch is None:
-        return dataset, ()
+        return dataset, optimizer, ()
     from autotune.apply.loader import inner_loader, lost_epoch
+    from autotune.apply.prepare import inner_optimizer
 
     try:
         data = inner_loader(dataset)
@@ -259,13 +261,5 @@ def _data_of(dataset: Any, loader: Mapping[str, Any]) -> tuple[Any, tuple[Note, 
         raise ConfigError(
             f"loader: a DataLoader keeps its own {' and '.join(own)}; set that where you make it"
         )
-    return data, () if batches is None else (epoch_not_taken(batches),)
-
-
-def _optimizer_of(optimizer: Any) -> Any:
-    """Unwrap an optimizer from framework wrappers."""
-    if "torch" not in sys.modules:
-        return optimizer
-    from autotune.apply.prepare import inner_optimizer
-
-    return inner_optimizer(optimizer)
+    notes = () if batches is None else (epoch_not_taken(batches),)
+    return data, inner_optimizer(optimizer), notes

@@ -46,9 +46,23 @@ from autotune.tuning.warm_start import hints_of, note_of_stale
 # neither may cost the result. Apart from search.py, whose imports take longer than a report does.
 
 
-def write_reports(summary: RunSummary, folder: RunFolder) -> str:
-    """Write both reports; return what failed, or "". Only interrupts are raised."""
-    return _note_of(lambda: _write(_build(summary, folder), folder))
+def report_of(summary: RunSummary, folder: RunFolder) -> ReportModel:
+    """Return the report of a run folder, as it is after its files are written."""
+    return build_report(summary, folder.path, written=(folder.report.name, folder.page.name))
+
+
+def write_reports(make: Callable[[], ReportModel], folder: RunFolder) -> str:
+    """Make the report and write its files; return what failed, or "". Only interrupts are raised."""
+    try:
+        report = make()
+        write_atomic(folder.report, render_markdown(report).encode())
+        page = render_page(report)
+        write_atomic(folder.page, page.html.encode())
+    except RunFolderError as error:
+        return f"The reports could not be written: {error}"
+    except Exception as error:  # noqa: BLE001 - no report may cost a finished search its result
+        return f"The reports could not be made: {one_line(f'{type(error).__name__}: {error}')}"
+    return page.note
 
 
 def open_report(run_dir: Path) -> ReportModel:
@@ -58,7 +72,7 @@ def open_report(run_dir: Path) -> ReportModel:
         ConfigError: The folder has no finished search, or it can't be read; the message names the
             file.
     """
-    return _build(read_summary(run_dir), RunFolder(run_dir))
+    return report_of(read_summary(run_dir), RunFolder(run_dir))
 
 
 def rewrite_reports(report: ReportModel, run_dir: Path) -> tuple[ReportModel, str]:
@@ -66,28 +80,8 @@ def rewrite_reports(report: ReportModel, run_dir: Path) -> tuple[ReportModel, st
 
     Drawing takes as long as everything else, so show the report first.
     """
-    note = _note_of(lambda: _write(report, RunFolder(run_dir)))
+    note = write_reports(lambda: report, RunFolder(run_dir))
     return (build_report(report.summary, run_dir) if note else report), note
-
-
-def _build(summary: RunSummary, folder: RunFolder) -> ReportModel:
-    return build_report(summary, folder.path, written=(folder.report.name, folder.page.name))
-
-
-def _write(report: ReportModel, folder: RunFolder) -> str:
-    write_atomic(folder.report, render_markdown(report).encode())
-    page = render_page(report)
-    write_atomic(folder.page, page.html.encode())
-    return page.note
-
-
-def _note_of(write: Callable[[], str]) -> str:
-    try:
-        return write()
-    except RunFolderError as error:
-        return f"The reports could not be written: {error}"
-    except Exception as error:  # noqa: BLE001 - no report may cost a finished search its result
-        return f"The reports could not be made: {one_line(f'{type(error).__name__}: {error}')}"
 
 
 # `autotune compare`

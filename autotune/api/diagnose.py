@@ -33,12 +33,11 @@ from autotune.policy import WindowRules
 from autotune.protocol.disk import monotonic
 from autotune.protocol.messages import Extras
 from autotune.protocol.payload import write_payload
-from autotune.records.ceilings import SIDES, CeilingBook, Headroom
+from autotune.records.ceilings import CeilingBook, Headroom
 from autotune.records.measurement import Measurement, keep_ceilings
 from autotune.records.result import (
     Advice,
     Bottleneck,
-    CurvePoint,
     Curves,
     Diagnosis,
     Evidence,
@@ -51,7 +50,7 @@ from autotune.report.diagnosis import render_diagnosis
 from autotune.report.html import render_diagnosis_notebook
 from autotune.report.progress import ProgressMode, ShowProgress, make_progress
 from autotune.space.space import ResolvedSpace
-from autotune.tuning.probe import probe_workload
+from autotune.tuning.probe import points_of_baseline, probe_workload
 
 _MOST_S = 60.0
 """Time limit of a diagnosis, which only the probe and the baseline's trial may exceed. Source:
@@ -189,17 +188,14 @@ def examine(
         )
         curves = Curves(notes=(short,))
     else:
-        start("curves", _known_by_now(plan.name, evidence))
+        # the headline so far: the bottleneck, and workers by calculation
+        known = judge(plan.name, evidence).headline_notes
+        start("curves", tuple(one for one in known if one.code in _SURE_CODES))
         curves = _measure_curves(space, runner, measuring, measurement, left_s)
     evidence = evidence.model_copy(update={"curves": curves})
     return judge(
         plan.name, evidence, (*_ignored(plan), *space.notes, *others), wall_s=monotonic() - begun
     )
-
-
-def _known_by_now(name: str, evidence: Evidence) -> tuple[Note, ...]:
-    """Return the headline before other settings were measured: the bottleneck, and workers by calculation."""
-    return tuple(one for one in judge(name, evidence).headline_notes if one.code in _SURE_CODES)
 
 
 def _measure_baseline(plan: Plan, runner: TrialRunner, measuring: MeasuringTime) -> Measurement:
@@ -235,13 +231,20 @@ def _measure_curves(
     left_s: float,
 ) -> Curves:
     """Measure other settings, loader and device alone, in the remaining time."""
+    # what the baseline's trial has measured; on a CPU the device is measured again, for the cores
+    # that it keeps busy
+    book = CeilingBook()
+    keep_ceilings(book, space.baseline, run)
+    known = points_of_baseline(space, book)
+    if space.environment.device_kind == "cpu":
+        known = Curves(loader=known.loader, copy=known.copy)
     report = runner.curves(
         space.baseline,
         list_variations(space, run),
         deadline_s=left_s,
         stretch_s=measuring.stretch_s,
         roofline=True,
-        known=_known(space, run),
+        known=known,
     )
     if report.curves is not None:
         return report.curves
@@ -250,32 +253,13 @@ def _measure_curves(
     )
 
 
-def _known(space: ResolvedSpace, run: Measurement) -> Curves:
-    """Return the points of the baseline that its trial has measured, without those that it exceeds.
-
-    None for a group of ranks, whose parts are not those of one device. On a CPU the device is
-    measured again, for the cores that it keeps busy.
-    """
-    own = space.baseline
-    book = CeilingBook()
-    if own.world_size > 1:
-        return Curves()
-    keep_ceilings(book, own, run)
-    known = dict[str, tuple[CurvePoint, ...]]()
-    for side in SIDES:
-        ceiling = book.ceiling_of(side, own)
-        if ceiling is not None and (side, space.environment.device_kind) != ("device", "cpu"):
-            known[side] = (CurvePoint(changes={}, ceiling=ceiling),)
-    return Curves.model_validate(known)
-
-
 def _ignored(plan: Plan) -> Iterator[Note]:
     """Return notes on parts of the plan that only a search uses."""
-    asked = {
+    given = {
         "space": plan.space != SearchSpace(),
         "budget": plan.budget != Budget(),
         "run_dir": plan.run_dir,
     }
-    names = [name for name, is_given in asked.items() if is_given]
+    names = [name for name, is_given in given.items() if is_given]
     if names:
-        yield messages.no_effect_on_diagnosis(names=[*names])
+        yield messages.no_effect_on_diagnosis(names=names)

@@ -11,7 +11,7 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
 
-from autotune.api.commands import write_reports
+from autotune.api.commands import report_of, write_reports
 from autotune.api.setup import (
     kept_interrupts,
     kept_random_state,
@@ -48,7 +48,7 @@ from autotune.report.sentences import describe_nothing_feasible
 from autotune.tuning.loop import Search
 from autotune.tuning.outcomes import host_notes
 from autotune.tuning.probe import probe_workload
-from autotune.tuning.proposer import make_proposer
+from autotune.tuning.proposer import Proposer
 from autotune.tuning.select import select
 from autotune.tuning.study import Study, open_finished
 from autotune.tuning.time_budget import Clock, TimeBudget
@@ -113,13 +113,13 @@ def open_run(path: str | Path) -> SearchResult:
 
 def result_of(summary: RunSummary, study: optuna.Study, run_dir: Path) -> SearchResult:
     """Return the result in a summary that has a recommendation."""
-    chosen = summary.recommendation
-    assert chosen is not None  # noqa: S101 - without one NothingFeasibleError was raised
-    ratio = chosen.speedup
+    winner = summary.recommendation
+    assert winner is not None  # noqa: S101 - without one NothingFeasibleError was raised
+    ratio = winner.speedup
     return SearchResult(
-        best=chosen.config,
+        best=winner.config,
         baseline=summary.baseline,
-        best_same_batch=chosen.same_batch,
+        best_same_batch=winner.same_batch,
         trials=list(summary.trials),
         speedup=None if ratio is None else ratio.value,
         speedup_ci=None if ratio is None else (ratio.low, ratio.high),
@@ -156,22 +156,25 @@ def run_plan(
         # while the probe's process starts; and a Ctrl-C, which would be taken for a failed import,
         # spares a thread
         Thread(target=import_module, args=("scipy.optimize",)).start()
-        show(Progress(phase="probe", elapsed_s=clock.elapsed_s, remaining_s=clock.left_s))
+
+        def show_probe(warnings: tuple[Note, ...] = ()) -> None:
+            show(
+                Progress(
+                    phase="probe",
+                    elapsed_s=clock.elapsed_s,
+                    remaining_s=clock.left_s,
+                    warnings=warnings,
+                )
+            )
+
+        show_probe()
         begun = clock.elapsed_s
         runner, space = probe_workload(plan, runner_for(plan, folder, starts))
         plan = replace(plan, baseline=space.baseline)  # a script's is what was seen of it
         probe_s = clock.elapsed_s - begun
-        beside = Neighbours() if launcher is None and plan.executor.kind == "local" else None
-        others = () if beside is None else beside.new()
-        warnings = (*warnings_in(space.notes), *others)
-        show(
-            Progress(
-                phase="probe",
-                elapsed_s=clock.elapsed_s,
-                remaining_s=clock.left_s,
-                warnings=warnings,
-            )
-        )
+        neighbours = Neighbours() if launcher is None and plan.executor.kind == "local" else None
+        others = () if neighbours is None else neighbours.new()
+        show_probe((*warnings_in(space.notes), *others))
         study = Study.open(
             folder.study,
             space,
@@ -190,11 +193,16 @@ def run_plan(
         search = _search_of(plan, time, runner, folder, hints)
         search.show = show
         search.notes += others
-        if beside is not None:
-            search.on_record = partial(_keep, search, folder, beside)
+
+        def keep(record: TrialRecord) -> None:
+            folder.append_trial(record)
+            if neighbours is not None:
+                search.notes += neighbours.new()
+
+        search.on_record = keep
         try:
             folder.write_trials(study.records)  # a kill or damage may have left others there
-            summary = _known(search, folder)
+            summary = _finished(search, folder)
             if summary is None:
                 summary = _tune(search, plan, folder)
         finally:
@@ -207,33 +215,24 @@ def _search_of(
 ) -> Search:
     """Make the search with its proposer; if it is continued, read its curves of loader and device."""
     study = time.study
-    space = time.study.space
-    keep = partial(write_model, folder.curves)
+    space = study.space
     search = Search(
         time=time,
         runner=runner,
-        proposer=make_proposer(time, seed=plan.seed, keep=keep),
-        on_record=folder.append_trial,
-        notes=[
-            *space.notes,
-            *([search_resumed(plan.workload.command is not None)] if study.records else []),
-        ],
+        proposer=Proposer(time, plan.seed, keep=partial(write_model, folder.curves)),
+        notes=list(space.notes),
     )
-    curves = folder.read_curves() if study.records else None
-    if isinstance(curves, Note):
-        search.notes.append(curves)
-    elif curves is not None:
-        search.proposer.recall(curves, search.ceilings)
+    if study.records:
+        search.notes.append(search_resumed(plan.workload.command is not None))
+        curves = folder.read_curves()
+        if isinstance(curves, Note):
+            search.notes.append(curves)
+        elif curves is not None:
+            search.proposer.recall(curves, search.ceilings)
     if hints is not None:
         search.first = seed_params(hints, space)
         search.notes.append(note_of_hints(hints, space))
     return search
-
-
-def _keep(search: Search, folder: RunFolder, beside: Neighbours, record: TrialRecord) -> None:
-    """Store a trial's record, and report searches that have started at the same time."""
-    folder.append_trial(record)
-    search.notes += beside.new()
 
 
 def _tune(search: Search, plan: Plan, folder: RunFolder) -> RunSummary:
@@ -257,12 +256,12 @@ def _tune(search: Search, plan: Plan, folder: RunFolder) -> RunSummary:
 
 
 def _finished(search: Search, folder: RunFolder) -> RunSummary | None:
-    """Return the summary of a search that is decided and has no trial left; else None.
+    """Return the summary of a search that is decided and has no trial left, with its reports; else None.
 
     A damaged summary, or a study that lacks trials of it, is noted, and the search continues.
     """
     time = search.time
-    study = search.time.study
+    study = search.study
     budget = search.time.budget
     if not folder.summary.exists():
         return None
@@ -271,9 +270,7 @@ def _finished(search: Search, folder: RunFolder) -> RunSummary | None:
     except ConfigError as error:
         search.notes.append(file_damaged(folder.summary.name, reason=str(error)))
         return None
-    lacking = {trial.number for trial in summary.trials} - {
-        record.number for record in study.records
-    }
+    lacking = {trial.number for trial in summary.trials} - {one.number for one in study.records}
     if lacking:
         reason = f"it lacks {len(lacking)} trials of {folder.summary.name}"
         search.notes.append(file_damaged(folder.study.name, reason))
@@ -284,25 +281,16 @@ def _finished(search: Search, folder: RunFolder) -> RunSummary | None:
     if not (is_over or (ended_by_itself and summary.budget == budget)):
         return None
     # As text: a figure that is no number equals nothing.
-    is_same_rule = summary.objective == study.space.objective
     written, known = (
         [trial.model_dump_json() for trial in trials] for trials in (summary.trials, study.records)
     )
-    is_settled = (
-        summary.recommendation is not None and summary.recommendation.verdict != "unconfirmed"
-    )
-    return (
-        summary
-        if written == known and summary.is_complete and is_settled and is_same_rule
-        else None
-    )
-
-
-def _known(search: Search, folder: RunFolder) -> RunSummary | None:
-    """Return `_finished`, and write reports that are missing since the process was killed."""
-    summary = _finished(search, folder)
-    if summary is not None and not folder.has_reports():
-        write_reports(summary, folder)
+    is_same = written == known and summary.objective == study.space.objective
+    winner = summary.recommendation
+    is_settled = winner is not None and winner.verdict != "unconfirmed"
+    if not (is_same and is_settled and summary.is_complete):
+        return None
+    if not folder.has_reports():  # they are missing since the process was killed
+        write_reports(lambda: report_of(summary, folder), folder)
     return summary
 
 
@@ -314,7 +302,7 @@ def _write(summary: RunSummary, folder: RunFolder) -> None:
         folder.recommended.unlink(missing_ok=True)  # of an earlier run of the same search
     _write_patch(summary, folder)
     folder.write_summary(summary)
-    note = write_reports(summary, folder)
+    note = write_reports(lambda: report_of(summary, folder), folder)
     if note:
         _LOG.warning("%s", note)
 
@@ -322,16 +310,16 @@ def _write(summary: RunSummary, folder: RunFolder) -> None:
 def _write_patch(summary: RunSummary, folder: RunFolder) -> None:
     """Write the loader's settings as a diff of the script, if possible; it is never applied here."""
     script = summary.facts.script
-    chosen = summary.recommendation
+    winner = summary.recommendation
     folder.patch.unlink(missing_ok=True)  # of an earlier run of the same search
-    site = None if script is None else script.own_loader
-    if script is None or site is None or chosen is None:
+    if script is None or script.own_loader is None or winner is None:
         return
-    changed = changed_settings(chosen.config, script)
-    wanted = {*LOADER_SETTINGS} if changed & {*LOADER_SETTINGS} else set[str]()
-    patch = patch_script(
-        Path(site.file), site.line, chosen.config, wanted | (changed & {"micro_batch_size"})
-    )
+    site = script.own_loader
+    changed = changed_settings(winner.config, script)
+    wanted = changed & {"micro_batch_size"}
+    if not changed.isdisjoint(LOADER_SETTINGS):
+        wanted |= {*LOADER_SETTINGS}
+    patch = patch_script(Path(site.file), site.line, winner.config, wanted)
     if patch.diff:
         write_atomic(folder.patch, patch.content)
 
@@ -339,20 +327,23 @@ def _write_patch(summary: RunSummary, folder: RunFolder) -> None:
 def _summarise(search: Search, plan: Plan, interrupted: Note | None = None) -> RunSummary:
     """Select, and return the data of reports; `interrupted` is what ended the search early, if anything."""
     found = search.outcome()
-    space = found.space
+    study = search.study
+    space = study.space
     ended = interrupted or found.ended_because
     assert ended is not None, "a search ends for a reason"  # noqa: S101 - our own bug
     measured = next(
         (record.measurement for record in found.records if record.measurement is not None), None
     )
-    chosen = select(found)
-    growth = growth_notes_of(
-        found.records, chosen, MemoryLimits.on(space.environment, space.limit_bytes)
-    )
+    winner = select(found)
+    limits = MemoryLimits.on(space.environment, space.limit_bytes)
     launcher = search.runner.launcher
-    on_time = search.time.notes(has_shared=is_sharing(launcher))
-    held = host_notes(found, chosen)
-    notes = (*found.notes, *held, *growth, *on_time, *notes_of(launcher))  # hosts come and go
+    notes = (
+        *search.notes,
+        *host_notes(found.records, search.ceilings, winner),
+        *growth_notes_of(found.records, winner, limits),
+        *search.time.notes(has_shared=is_sharing(launcher)),
+        *notes_of(launcher),  # hosts come and go
+    )
     return RunSummary(
         name=plan.name,
         objective=plan.objective,
@@ -365,12 +356,12 @@ def _summarise(search: Search, plan: Plan, interrupted: Note | None = None) -> R
         limit_bytes=space.limit_bytes,
         memory_source="not measured" if measured is None else measured.memory.source,
         trials=found.records,
-        run_variation=found.spread,
-        recommendation=chosen,
+        run_variation=study.spread,
+        recommendation=winner,
         notes=tuple(dict.fromkeys(notes)),
         stopped_because=ended,
-        is_complete=found.is_complete,
+        is_complete=search.is_complete,
         wall_s=search.time.clock.elapsed_s,
-        promised_s=found.expected_s,
+        promised_s=search.promised_s,
         autotune_version=__version__,
     )

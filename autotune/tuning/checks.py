@@ -25,6 +25,7 @@ from autotune.note import Note
 from autotune.protocol.messages import RankReport
 from autotune.records.trial import (
     OUT_OF_MEMORY,
+    Outcome,
     StressFigures,
     TrialRecord,
     TrialResult,
@@ -37,8 +38,7 @@ from autotune.records.trial import (
 )
 from autotune.space.constraints import ranks_on_host
 from autotune.space.space import ResolvedSpace
-from autotune.tuning.outcomes import SearchOutcome
-from autotune.tuning.time_budget import repeat_deadline_s
+from autotune.tuning.time_budget import TimeBudget
 
 # The precision guard: one comparison to float32 for each cheaper precision, before a trial of it
 # may win. Only a precision that leads is compared.
@@ -67,8 +67,8 @@ class PrecisionGuard:
             return TrialResult(outcome="ok")
         return self.answers.get(guard_key(config))
 
-    def ask(self, config: TrainingConfig, deadline_s: float) -> TrialResult:
-        """Compare a configuration's precision with float32.
+    def compare(self, config: TrainingConfig, deadline_s: float) -> TrialResult:
+        """Compare a configuration's precision with float32, at the baseline's micro batch, without workers.
 
         Args:
             config: The configuration.
@@ -77,11 +77,6 @@ class PrecisionGuard:
         Returns:
             The answer: "ok" with the figures, or another outcome with the reason.
         """
-        self.answers[guard_key(config)] = answer = self._answer(config, deadline_s)
-        return answer
-
-    def _answer(self, config: TrainingConfig, deadline_s: float) -> TrialResult:
-        """Compare at the baseline's micro batch, without loader workers."""
         compared = config.model_copy(
             update={
                 "micro_batch_size": self.baseline.micro_batch_size,
@@ -99,19 +94,21 @@ class PrecisionGuard:
         report = self.runner.guard(compared, name=name, deadline_s=deadline_s)
         figures = report.guard
         result = report.result
+        outcome: Outcome = "ok"
+        reason: Note | None = None
         if result.outcome != "ok" or figures is None:
             outcome = "crashed" if result.outcome == "ok" else result.outcome
-            reason = str(precision_not_compared(result.reason, result.log))
-            return TrialResult(outcome=outcome, reason=reason)
-        too_few = shortfall(figures)
-        if too_few is not None:
-            reason = str(precision_not_compared(too_few, log=None))
-            return TrialResult(outcome="timeout", reason=reason, guard=figures)
-        against = objection(figures)
-        if against is not None:
-            reason = str(precision_refused(against))
-            return TrialResult(outcome="diverged", reason=reason, guard=figures)
-        return TrialResult(outcome="ok", guard=figures)
+            reason = precision_not_compared(result.reason, result.log)
+            figures = None
+        elif (too_few := shortfall(figures)) is not None:
+            outcome = "timeout"
+            reason = precision_not_compared(too_few, log=None)
+        elif (against := objection(figures)) is not None:
+            outcome = "diverged"
+            reason = precision_refused(against)
+        answer = TrialResult(outcome=outcome, reason=str(reason or ""), guard=figures)
+        self.answers[guard_key(config)] = answer
+        return answer
 
 
 # The stress run: the winner trained for some seconds on the largest samples, under the memory limit.
@@ -137,25 +134,23 @@ def may_overload(record: TrialRecord, space: ResolvedSpace) -> bool:
     return space.policy.trials.sure_room * peak * sharing > space.limit_bytes
 
 
-def check_under_stress(
-    record: TrialRecord, found: SearchOutcome, runner: TrialRunner, left_s: float | None
-) -> StressCheck:
+def check_under_stress(record: TrialRecord, time: TimeBudget, runner: TrialRunner) -> StressCheck:
     """Run a trial's configuration on the largest samples.
 
     Args:
         record: The trial.
-        found: The outcome of the search so far.
+        time: The time left, and the study.
         runner: Runs the check.
-        left_s: Seconds that are left; None without a time-out.
     """
-    times = found.space.policy.time
-    window_s = times.short_search_stress_s if found.is_short_search else times.stress_s
+    limits = time.limits
+    left_s = time.clock.left_s
+    window_s = limits.short_search_stress_s if time.is_short_search else limits.stress_s
     if left_s is not None:
-        start_s = overhead_s(record, found.build_s)
+        start_s = overhead_s(record, time.build_s)
         window_s = min(window_s, left_s - start_s - sample_scan_s(left_s))
-    if window_s < times.shortest_stress_s:
+    if window_s < limits.shortest_stress_s:
         return StressCheck(notes=(stress_no_time(record.number),))
-    deadline_s = repeat_deadline_s(record, found.build_s, times) + window_s
+    deadline_s = time.repeat_deadline_s(record) + window_s
     if left_s is not None:
         deadline_s = min(deadline_s, left_s)
     report = runner.stress(
@@ -164,10 +159,10 @@ def check_under_stress(
         deadline_s=deadline_s,
         train_s=window_s,
     )
-    return _judged(record, found, report)
+    return _judged(record, time.study.space, report)
 
 
-def _judged(record: TrialRecord, found: SearchOutcome, report: RankReport) -> StressCheck:
+def _judged(record: TrialRecord, space: ResolvedSpace, report: RankReport) -> StressCheck:
     """Judge a stress run: only memory refutes the trial.
 
     A timeout refutes nothing, nor does a crash: a model may assert something that only a batch of
@@ -180,8 +175,8 @@ def _judged(record: TrialRecord, found: SearchOutcome, report: RankReport) -> St
         return StressCheck(is_refuted=True, notes=(stress_out_of_memory(trial, reason),))
     if figures is None:
         return StressCheck(notes=(stress_failed(trial, reason),))
-    load = load_of(figures, record.config, found.space.environment, found.space.facts)
-    limit_bytes = found.space.limit_bytes
+    load = load_of(figures, record.config, space.environment, space.facts)
+    limit_bytes = space.limit_bytes
     if load.least_bytes > limit_bytes:
         over = stress_over_limit(
             trial,

@@ -21,9 +21,9 @@ from autotune.messages.search import (
     precision_left_out,
     stress_not_tried,
 )
+from autotune.messages.trials import trial_disturbed
 from autotune.models.evidence import (
     Ledger,
-    PruningThreshold,
     behind_threshold,
     believe,
     choose,
@@ -33,7 +33,7 @@ from autotune.models.memory import largest_batch_note
 from autotune.models.statistics import evaluate, memory_fault
 from autotune.models.time_estimate import typical_s
 from autotune.note import Note
-from autotune.policy import Stopping, Trials, WindowRules
+from autotune.policy import Trials, WindowRules
 from autotune.protocol.messages import NO_EXTRAS, Extras
 from autotune.records.ceilings import CeilingBook
 from autotune.records.measurement import Interval
@@ -52,15 +52,15 @@ from autotune.space.constraints import hosts_of
 from autotune.space.ranges import whole_numbers
 from autotune.space.space import ResolvedSpace
 from autotune.tuning.checks import PrecisionGuard, check_under_stress, may_overload
+from autotune.tuning.latest import Latest
 from autotune.tuning.outcomes import (
     FailureAttribution,
     SearchOutcome,
     compilation_domains,
-    disturbances,
     is_host_bound,
     list_cures,
 )
-from autotune.tuning.probe import extras_of, with_ceilings
+from autotune.tuning.probe import with_ceilings
 from autotune.tuning.proposals import (
     Params,
     first_guesses,
@@ -71,23 +71,14 @@ from autotune.tuning.proposer import Proposer
 from autotune.tuning.race import Race
 from autotune.tuning.select import Finalists
 from autotune.tuning.study import Study
-from autotune.tuning.time_budget import TimeBudget, repeat_deadline_s
+from autotune.tuning.time_budget import TimeBudget
 
-_THOROUGH_EXTRAS = Extras(
+_Run = Callable[[], TrialRecord]
+"""Runs a trial, in any thread: it touches neither study nor proposer."""
+THOROUGH_EXTRAS = Extras(
     loader_ceiling=True, device_ceiling=True, copy_ceiling=True, breakdown=True, stretch_s=0.5
 )
 """Extras of the first repeat of the best trial: its ceilings, by longer stretches, and its breakdown."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Ranking:
-    """The believed throughput of the trials so far and the best of them, until another trial ends."""
-
-    ended: Sequence[TrialRecord]
-    proposed: Mapping[int, float]
-    """Logarithms of the throughput by the proposer's model, by number."""
-    believed: Mapping[int, float]
-    best: TrialRecord | None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -108,20 +99,21 @@ class Search:
     failures: FailureAttribution = field(default_factory=FailureAttribution)
     guard: PrecisionGuard = field(init=False)
     ended_because: Note | None = None
-    expected_s: float | None = None
+    promised_s: float | None = None
     """Seconds that the search should take, estimated before its first trial."""
     race: Race = field(init=False)
     _why_none: Note | None = None
     """The reason for the last time that no trial was proposed; running trials may still change it."""
-    _ranking: _Ranking | None = None
+    _believed: Latest[Mapping[int, float]] = field(default_factory=Latest)
+    _best: Latest[TrialRecord | None] = field(default_factory=Latest)
     _before_s: float = 0.0
     """Seconds of the search before it was interrupted."""
     _stresses: dict[int, StressFigures] = field(default_factory=dict)
     _overloaded: list[int] = field(default_factory=list)
-    _is_complete: bool = False
+    is_complete: bool = False
     _cured: set[int] = field(default_factory=set)
     """Numbers of the host-bound trials for which cures were proposed."""
-    _asked: dict[int, Extras] = field(default_factory=dict)
+    _under_way: dict[int, Extras] = field(default_factory=dict)
     """Extras that the runs under way measure after their windows, by the trial's number."""
 
     def __post_init__(self) -> None:
@@ -151,18 +143,32 @@ class Search:
         return self.study.space
 
     @property
-    def best(self) -> TrialRecord | None:
-        """The feasible trial with the best score so far, at its believed throughput."""
-        return self._ranked().best
-
-    @property
     def believed(self) -> Mapping[int, float]:
         """The logarithm of the believed throughput of each feasible trial, by number.
 
         Trials that ran several times are believed by their own runs, others by the proposer's
         model.
         """
-        return self._ranked().believed
+        ended = self.study.ended
+        proposed = self.proposer.believed()
+
+        def join(_: object) -> Mapping[int, float]:
+            evidence = self.race.ledger.evidence
+            believed = dict(proposed)
+            for record in ended:
+                if record.is_feasible and evidence.count(record.number) > 1:
+                    believed[record.number] = evidence.log_rate(record.number)
+            return believed
+
+        return self._believed.of((ended, proposed), join)
+
+    @property
+    def best(self) -> TrialRecord | None:
+        """The feasible trial with the best score so far, at its believed throughput."""
+        believed = self.believed
+        return self._best.of(
+            (self.study.ended, believed), lambda _: best_of(self.study.records, self._score)
+        )
 
     @property
     def _trials(self) -> Trials:
@@ -172,22 +178,6 @@ class Search:
     def _score(self) -> Callable[[TrialRecord], float]:
         """The score of a feasible trial at its believed throughput."""
         return partial(believed_score, believed=self.believed)
-
-    def _ranked(self) -> _Ranking:
-        """Return the ranking of the trials so far; it is computed again once a trial has ended."""
-        ended = self.study.ended
-        proposed = self.proposer.believed()
-        known = self._ranking
-        if known is not None and known.ended is ended and known.proposed is proposed:
-            return known
-        evidence = self.race.ledger.evidence
-        believed = dict(proposed)
-        for record in ended:
-            if record.is_feasible and evidence.count(record.number) > 1:
-                believed[record.number] = evidence.log_rate(record.number)
-        best = best_of(self.study.records, partial(believed_score, believed=believed))
-        self._ranking = _Ranking(ended, proposed, believed, best)
-        return self._ranking
 
     def run(self) -> SearchOutcome:
         """Run trials until none promises more, prove the gain of the best, and check that it fits.
@@ -211,7 +201,7 @@ class Search:
         while self._is_overloaded():
             self._run_trials()
         self._note_memory()
-        self._is_complete = True
+        self.is_complete = True
         return self.outcome()
 
     def _begin(self) -> None:
@@ -222,7 +212,7 @@ class Search:
         if not self.study.records:
             if self.study.method.begins_with_guesses:
                 self._enqueue(first_guesses(self.space))
-            self.expected_s = self.time.remaining_s(has_model=self.proposer.has_model)
+            self.promised_s = self.time.remaining_s(has_model=self.proposer.has_model)
         self._show(None)
 
     def _run_trials(self) -> None:
@@ -241,21 +231,14 @@ class Search:
         return SearchOutcome(
             space=self.space,
             records=tuple(self.study.records),
-            ceilings=self.ceilings,
-            notes=tuple(self.notes),
             ended_because=self.ended_because,
-            expected_s=self.expected_s,
-            spread=self.study.spread,
             evidence=self.race.ledger.evidence,
-            believed=dict(self.believed),
+            believed=self.believed,
             proven=dict(self.race.ledger.proven),
             is_settled=self.race.is_settled,
             run_s=self.time.run_s,
-            build_s=self.runner.build_s,
-            is_short_search=self.time.is_short_search,
             stresses=dict(self._stresses),
             overloaded=tuple(self._overloaded),
-            is_complete=self._is_complete,
         )
 
     def _is_overloaded(self) -> bool:
@@ -264,9 +247,8 @@ class Search:
         After one failure, the next winner is tried as well, even if its memory seems sure to
         suffice.
         """
-        found = self.outcome()
-        untested = Finalists.of(found, lambda number: number not in self._stresses)
-        winner = untested.chosen(found.settled)
+        untested = Finalists.of(self.outcome(), lambda number: number not in self._stresses)
+        winner = untested.winner()
         if winner is None or winner.number == 0:
             return False
         if len(self._overloaded) >= self._trials.most_stressed:
@@ -274,7 +256,7 @@ class Search:
         if not self._overloaded and not may_overload(winner, self.space):
             return False
         restart_launcher(self.runner.launcher)
-        check = check_under_stress(winner, found, self.runner, self.time.clock.left_s)
+        check = check_under_stress(winner, self.time, self.runner)
         self.notes.extend(check.notes)
         if check.figures is not None:
             self._stresses[winner.number] = check.figures
@@ -287,8 +269,7 @@ class Search:
 
     def _note_memory(self) -> None:
         """Note the largest micro batch that stays within the memory limit."""
-        found = self.outcome()
-        winner = Finalists.sound(found).chosen(found.settled)
+        winner = Finalists.recommendable(self.outcome()).winner()
         if winner is None:
             return
         largest = largest_batch_note(
@@ -302,13 +283,13 @@ class Search:
         if largest is not None:
             self.notes.append(largest)
 
-    def _next_run(self) -> Callable[[], TrialRecord] | None:
+    def _next_run(self) -> _Run | None:
         """Return the next run, if a slot is free: the baseline again, a new trial, or a repeat for the race.
 
         None: no run for now. The result of a running trial may be a reason to continue.
         """
         records = self.study.records
-        repeating = [record.config for record in records if record.number in self._asked]
+        repeating = [record.config for record in records if record.number in self._under_way]
         running = [*repeating, *(trial.config for trial in self.study.running)]
         # a group that lies on several hosts takes as many slots
         taken = sum(hosts_of(config, self.space.environment) for config in running)
@@ -326,15 +307,15 @@ class Search:
         if running:  # runs that decide the race run alone
             return None
         record = self.race.next_run()
-        if record is None:
-            return None
-        return self._repeat_of(record, self._extras_of_repeat(record))
+        return None if record is None else self._repeat_of(record, self._extras_of_repeat(record))
 
     def _is_baseline_due(self) -> bool:
+        """Return True if the baseline should run again now, and there is time for it."""
         records = self.study.records
-        if not records or 0 in self._asked or not self.time.may_repeat(records[0]):
+        if not records or 0 in self._under_way:
             return False
-        return self.race.is_baseline_due()
+        has_time = self.time.left_for_trials_s >= records[0].result.own_s
+        return has_time and self.race.is_baseline_due(records[0], self.best)
 
     def _ask(self) -> TrialRecord | None:
         """Return the next trial: a waiting one, a proposal, or else a sample. None: no trial for now."""
@@ -355,54 +336,58 @@ class Search:
             self._why_none = self.study.none_left
         return trial
 
-    def _run_of(self, trial: TrialRecord) -> Callable[[], TrialRecord]:
-        """Return the trial's first run, for any thread: it touches neither study nor proposer."""
-        runner = self.runner
-        deadline_s = self.time.deadline_s(trial)
+    def _run_of(self, trial: TrialRecord) -> _Run:
+        """Return the trial's first run."""
         window = self.time.window()
-        extras = self._extras_of(trial, window)
-        should_end = _end_behind(self.proposer.pruning_threshold(trial), self.time.policy.stopping)
-        self._asked[trial.number] = extras
+        threshold = self.proposer.pruning_threshold(trial)
+        should_end: ShouldEnd | None = None
+        if threshold is not None:
+            stopping = self.time.policy.stopping
+            should_end = partial(behind_threshold, bar=threshold, stopping=stopping)
+        return self._begun(
+            trial, self.time.deadline_s(trial), window, self._extras_of(trial, window), should_end
+        )
+
+    def _repeat_of(self, record: TrialRecord, extras: Extras) -> _Run:
+        """Return a further run of a trial, in a process of its own."""
+        window = self.time.window()
+        deadline_s = self.time.repeat_deadline_s(record) + 2 * window.max_s
+        left_s = self.time.clock.left_s
+        if left_s is not None:
+            deadline_s = min(deadline_s, left_s + self.time.limits.grace_s)
+        return self._begun(record, deadline_s, window, extras)
+
+    def _begun(
+        self,
+        record: TrialRecord,
+        deadline_s: float,
+        window: WindowRules,
+        extras: Extras,
+        should_end: ShouldEnd | None = None,
+    ) -> _Run:
+        """Return a run of a trial, and note that it is under way."""
+        runner = self.runner
+        self._under_way[record.number] = extras
 
         def run() -> TrialRecord:
+            name = f"trial-{record.number:03d}"
+            if record.results:
+                restart_launcher(runner.launcher)
+                name += "-again"
             result = runner.run(
-                trial.config,
-                name=f"trial-{trial.number:03d}",
+                record.config,
+                name=name,
                 deadline_s=deadline_s,
                 window=window,
                 extras=extras,
                 should_end=should_end,
-            )
-            return trial.with_run(result)
-
-        return run
-
-    def _repeat_of(self, record: TrialRecord, extras: Extras) -> Callable[[], TrialRecord]:
-        """Return a further run of a trial, in a process of its own, for any thread."""
-        runner = self.runner
-        window = self.time.window()
-        limits = self.time.limits
-        deadline_s = repeat_deadline_s(record, runner.build_s, limits) + 2 * window.max_s
-        left_s = self.time.clock.left_s
-        if left_s is not None:
-            deadline_s = min(deadline_s, left_s + limits.grace_s)
-        self._asked[record.number] = extras
-
-        def run() -> TrialRecord:
-            restart_launcher(runner.launcher)
-            result = runner.run(
-                record.config,
-                name=f"trial-{record.number:03d}-again",
-                deadline_s=deadline_s,
-                window=window,
-                extras=extras,
             )
             return record.with_run(result)
 
         return run
 
     def _extras_of(self, trial: TrialRecord, window: WindowRules) -> Extras:
-        """Return the extras of a trial's first run.
+        """Return the extras of a trial's first run: the ceilings that no run has tried to measure yet.
 
         Where the sides were measured alone, only the baseline and groups of devices measure
         ceilings again: one device does not show what limits a group, and a group that loses does
@@ -411,8 +396,14 @@ class Search:
         is_baseline = trial.number == 0
         if self.proposer.has_model and not is_baseline and trial.config.world_size == 1:
             return NO_EXTRAS
-        return extras_of(
-            trial.config, self.ceilings, window, is_baseline=is_baseline, limits=self.time.limits
+        limits = self.time.limits
+        stretch_s = max(limits.ceiling_share * window.max_s, limits.shortest_ceiling_s)
+        return Extras(
+            loader_ceiling=self.ceilings.needs("loader", trial.config),
+            device_ceiling=self.ceilings.needs("device", trial.config),
+            copy_ceiling=self.ceilings.needs("copy", trial.config),
+            breakdown=is_baseline,
+            stretch_s=min(stretch_s, limits.longest_ceiling_s),
         )
 
     def _extras_of_repeat(self, record: TrialRecord) -> Extras:
@@ -420,7 +411,7 @@ class Search:
         if record is not self.best or record.repeats or self.time.is_short_search:
             return NO_EXTRAS
         if self.proposer.has_model and record.config.world_size == 1:
-            return _THOROUGH_EXTRAS
+            return THOROUGH_EXTRAS
         return Extras(breakdown=True)
 
     def _store(self, ended: TrialRecord) -> None:
@@ -428,10 +419,14 @@ class Search:
         number = ended.number
         at_s = self._before_s + self.time.clock.elapsed_s
         is_repeat = len(ended.results) > 1
-        asked = self._asked.pop(number)
+        asked = self._under_way.pop(number)
         result = with_ceilings(ended.results[-1], ended.config, self.ceilings, asked=asked)
         result = result.model_copy(update={"at_s": at_s})
-        self.notes.extend(disturbances(number, result))
+        if result.measurement is not None:
+            # somebody has killed or stopped a process of the trial
+            for note in result.measurement.notes:
+                if note.code in {"rerun_after_signal", "window_stopped"}:
+                    self.notes.append(trial_disturbed(number, note))
         if is_repeat:
             result = self._judged(number, result)
         if result.measurement is not None and result.outcome == "ok":
@@ -462,11 +457,10 @@ class Search:
         measurement = result.measurement
         if measurement is None or result.outcome != "ok":
             return None
-        compared = measurement
         reference = reference_of(self.study.ended)
-        if reference is not None and reference.measurement is not None:
-            compared = reference.measurement
-        return evaluate(measurement, compared, self.space.objective, self.space.limit_bytes)
+        compared = None if reference is None else reference.measurement
+        objective = self.space.objective
+        return evaluate(measurement, compared or measurement, objective, self.space.limit_bytes)
 
     def _propose(self) -> None:
         """Enqueue the proposer's next values, unless a trial waits; without a proposal the sampler draws."""
@@ -480,9 +474,7 @@ class Search:
             # measuring the sides has failed; without it, the model knows no more than an expert
             self._enqueue(first_guesses(self.space))
             return
-        proposal = self.proposer.propose(self.best)
-        if proposal is not None:
-            self.study.propose(proposal.params, is_promising=proposal.is_promising)
+        self.proposer.propose(self.best)
 
     def _propose_cures(self) -> None:
         """Enqueue variants with less work for the host, once for each of the first host-bound leaders.
@@ -523,10 +515,8 @@ class Search:
         best = self.best
         if best is None:
             return
-        closing = [
-            self.proposer.at_same_batch(best),
-            same_batch_variant(best, self.space),
-        ]
+        self.proposer.propose_same_batch(best)
+        closing = [same_batch_variant(best, self.space)]
         if not self.time.is_short_search:
             closing.append(largest_batch_variant(best, self.space, self.study.ended))
         others = [record for record in self.study.records if record.is_feasible and record.number]
@@ -545,8 +535,7 @@ class Search:
         """Return True if the precision of a leading trial trains as float32 does; else exclude that precision."""
         answer = self.guard.known(leader.config)
         if answer is None:
-            usual_s = self.time.usual_deadline_s(leader.config)
-            answer = self.guard.ask(leader.config, self.time.guard_deadline_s(usual_s))
+            answer = self.guard.compare(leader.config, self.time.guard_deadline_s(leader.config))
             if answer.outcome == "ok":
                 self.study.keep_answer(leader.number, answer)
         if answer.outcome == "ok":
@@ -594,9 +583,7 @@ class Search:
         records = self.study.ended
         tries = self.study.promising if is_led else records
         patience = self._patience
-        fewest = (
-            patience + 1 if self.time.is_short_search else patience + self._trials.patient_after
-        )
+        fewest = patience + (1 if self.time.is_short_search else self._trials.patient_after)
         if len(tries) < patience or len(records) < fewest:
             return None
         score = self._score
@@ -634,7 +621,6 @@ class Search:
         best = self.best
         phase: Phase = "search"
         done = len(records)
-        is_settling = self.race.leader is not None
         if self.race.leader is not None:
             best = by_number[self.race.leader]
             phase = "confirm"
@@ -647,8 +633,8 @@ class Search:
                 elapsed_s=self.time.clock.elapsed_s,
                 remaining_s=self.time.remaining_s(
                     has_model=self.proposer.has_model,
-                    settling_s=self.race.expected_s(),
-                    is_settling=is_settling,
+                    settling_s=self.race.settling_s(self.best),
+                    is_settling=self.race.leader is not None,
                 ),
                 baseline=by_number.get(0),
                 best=best,
@@ -667,15 +653,7 @@ class Search:
             return None
         speedup = believe(gain, self.time.policy.proof).ratio()
         proven = self.race.ledger.proven.get(best.number)
-        if (
-            proven is not None
-        ):  # at the proof's error, which is smaller than that of a 95 % interval
+        if proven is not None:
+            # at the proof's error, which is smaller than that of a 95 % interval
             speedup = Interval(value=speedup.value, low=exp(proven), high=speedup.high)
         return Known(number=best.number, speedup=speedup, is_proven=proven is not None)
-
-
-def _end_behind(threshold: PruningThreshold | None, stopping: Stopping) -> ShouldEnd | None:
-    """Return the check that stops a trial below a threshold; None if it runs to its end."""
-    if threshold is None:
-        return None
-    return lambda blocks: behind_threshold(blocks, threshold, stopping)

@@ -10,20 +10,32 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autotune.config.environment import GRAPH_KINDS
-from autotune.config.plan import Budget, Choices, Domain, SettingValue
+from autotune.config.plan import Budget, Choices, Domain
 from autotune.config.training_config import TrainingConfig
 from autotune.errors import RepeatedFailureError, WorkloadError
 from autotune.messages.search import host_bound, setting_left_out
-from autotune.messages.trials import trial_disturbed
 from autotune.models.evidence import Evidence
 from autotune.note import Note
+from autotune.policy import POLICY
 from autotune.records.ceilings import CeilingBook
 from autotune.records.measurement import Measurement, best_direct_reading
-from autotune.records.result import Recommendation, RunVariation
-from autotune.records.trial import StressFigures, TrialRecord, TrialResult, believed_score, best_of
+from autotune.records.result import Recommendation
+from autotune.records.trial import (
+    StressFigures,
+    TrialRecord,
+    believed_score,
+    best_of,
+    runs_of,
+)
 from autotune.space.ranges import whole_numbers
 from autotune.space.space import ResolvedSpace, setting_of
-from autotune.tuning.proposals import Params, compose_allowed, explaining_setting, params_of
+from autotune.tuning.proposals import (
+    Explanation,
+    Params,
+    compose_allowed,
+    explaining_setting,
+    params_of,
+)
 from autotune.tuning.study import Study
 
 
@@ -34,16 +46,8 @@ class SearchOutcome:
     space: ResolvedSpace
     records: tuple[TrialRecord, ...]
     """Every measured trial, in order; number 0 is the baseline."""
-    ceilings: CeilingBook
-    """Measured ceilings of loader, device and copies."""
-    notes: tuple[Note, ...]
     ended_because: Note | None
     """The reason why no further trial ran; None after an interruption."""
-    expected_s: float | None
-    """Seconds that the search should take, estimated before its first trial; None if it was
-    resumed."""
-    spread: RunVariation
-    """Run-to-run variation, as far as it was measured."""
     evidence: Evidence
     """Every run that ended well."""
     believed: Mapping[int, float]
@@ -54,16 +58,10 @@ class SearchOutcome:
     """True once it is decided whether the leader beats the baseline, or the time for that is up."""
     run_s: float = 0.0
     """Seconds that a further run usually takes."""
-    build_s: float = 0.0
-    """Seconds to build the workload. Source: `TrialRunner.build_s`."""
-    is_short_search: bool = False
-    """True for a short search. Source: `TimeBudget.is_short_search`."""
     stresses: Mapping[int, StressFigures] = field(default_factory=dict)
     """Figures of the stress runs that passed, by the trial's number."""
     overloaded: tuple[int, ...] = ()
     """Trials that failed their stress run, in the order in which they were run."""
-    is_complete: bool = False
-    """True if the search ended uninterrupted, stress run included."""
 
     @property
     def baseline(self) -> TrialRecord | None:
@@ -76,7 +74,7 @@ class SearchOutcome:
         return best_of(self.records, self.believed_score)
 
     @property
-    def settled(self) -> int | None:
+    def most_proven(self) -> int | None:
         """The trial with the largest proven gain; None without a proof."""
         return max(self.proven, key=self.proven.__getitem__, default=None)
 
@@ -87,15 +85,6 @@ class SearchOutcome:
     def believed_score(self, record: TrialRecord) -> float:
         """Return a feasible trial's score at its believed throughput."""
         return believed_score(record, self.believed)
-
-
-def disturbances(number: int, result: TrialResult) -> Iterator[Note]:
-    """Yield a note for each time that somebody has killed or stopped a process of a trial."""
-    if result.measurement is None:
-        return
-    for note in result.measurement.notes:
-        if note.code in {"rerun_after_signal", "window_stopped"}:
-            yield trial_disturbed(number, note)
 
 
 # Causes of failures: the user's own code is broken, or one value of a setting does not work with it.
@@ -109,7 +98,7 @@ class FailureAttribution:
     """The failures of a search so far."""
 
     failures: dict[str, list[TrialRecord]] = field(default_factory=dict)
-    left_out: list[tuple[str, frozenset[SettingValue]]] = field(default_factory=list)
+    left_out: list[Explanation] = field(default_factory=list)
     """Settings with the values that were left out for their failures."""
 
     def learn(self, record: TrialRecord, study: Study) -> list[Note]:
@@ -135,11 +124,10 @@ class FailureAttribution:
                 remote_traceback="" if failure is None else failure.traceback,
             )
         if failure is None and record.outcome != "invalid":
-            return []  # no failure
-        if failure is not None and record.outcome == "timeout":
-            return []  # a hang is no exception of the user's
-        if failure is not None and failure.is_asynchronous:
-            return []  # its place means nothing
+            return []
+        # a hang is no exception of the user's; the place of an asynchronous one means nothing
+        if failure is not None and (record.outcome == "timeout" or failure.is_asynchronous):
+            return []
         if any(setting_of(record.config, name) in values for name, values in self.left_out):
             return []  # it was under way when that value was left out
         # count failures of a kind until there are enough to look for a cause
@@ -174,7 +162,7 @@ class FailureAttribution:
 
 def _shared_change(
     failed: Sequence[TrainingConfig], succeeded: Sequence[TrainingConfig], space: ResolvedSpace
-) -> tuple[str, frozenset[SettingValue]] | None:
+) -> Explanation | None:
     """Return a setting that all failures have changed from the baseline, with its values; None without one.
 
     So a script that breaks under a setting loses that setting, not the search. Of several settings,
@@ -182,15 +170,15 @@ def _shared_change(
     the model's computation before its input.
     """
     good = [space.baseline, *succeeded]
-    changed = list[tuple[str, frozenset[SettingValue]]]()
+    first: Explanation | None = None
     for name in dict.fromkeys((*_OF_THE_STEP, *sorted(space.parameters))):
         values = frozenset(setting_of(config, name) for config in failed)
-        if setting_of(space.baseline, name) not in values:
-            changed.append((name, values))
-    for name, values in changed:
+        if setting_of(space.baseline, name) in values:
+            continue
         if values.isdisjoint({setting_of(config, name) for config in good}):
             return name, values
-    return changed[0] if changed else None
+        first = first or (name, values)
+    return first
 
 
 # Host-bound training: configurations with less work for the host, and a note for the report. Pure.
@@ -200,25 +188,14 @@ def _shared_change(
 # less of the host for each sample.
 
 
-_HOST_BOUND_FROM = 0.20
-"""Share of the time in which the device waits for the host, from which training is host-bound."""
-
-
 def is_host_bound(run: Measurement | None) -> bool:
     """Return True if the device waits for its host for a fifth of a run's time or more."""
-    return run is not None and (run.host_fraction or 0.0) >= _HOST_BOUND_FROM
-
-
-def waits_most_for_host(run: Measurement | None) -> bool:
-    """Return True if a run is host-bound, and its device waits for the host at least as long as for data."""
-    if run is None or not is_host_bound(run):
-        return False
-    return (run.host_fraction or 0.0) >= (run.data_wait_fraction or 0.0)
+    return run is not None and (run.host_fraction or 0.0) >= POLICY.trials.host_bound
 
 
 def busy_while_host_bound(run: Measurement) -> float | None:
-    """Return the busy fraction of the device if a run waits most for its host; None for other runs."""
-    if not waits_most_for_host(run):
+    """Return the busy fraction of the device if a run waits for its host at least as long as for data; else None."""
+    if not is_host_bound(run) or (run.host_fraction or 0.0) < (run.data_wait_fraction or 0.0):
         return None
     reading = best_direct_reading(run.busy_readings)
     return None if reading is None else reading.fraction
@@ -296,27 +273,25 @@ def list_cures(
                 break
 
 
-def host_notes(found: SearchOutcome, chosen: Recommendation | None) -> Iterator[Note]:
-    """Yield a note with the figures of a run if the recommended configuration is host-bound."""
-    if chosen is None:
+def host_notes(
+    records: Sequence[TrialRecord], ceilings: CeilingBook, winner: Recommendation | None
+) -> Iterator[Note]:
+    """Yield a note with the figures of a run if the recommended configuration is host-bound.
+
+    They are those of its latest run with a time breakdown, else of its latest one.
+    """
+    if winner is None:
         return
-    # its latest run with a time breakdown, else its latest one
-    runs = list[Measurement]()
-    for record in found.records:
-        if record.number == chosen.number:
-            runs.extend(record.runs)
-    known = [run for run in reversed(runs) if run.host_fraction is not None]
-    if not known:
+    runs = [run for run in runs_of(records, winner.number) if run.host_fraction is not None]
+    run = max(reversed(runs), key=lambda one: one.breakdown is not None, default=None)
+    if run is None or run.host_fraction is None or not is_host_bound(run):
         return
-    run = next((one for one in known if one.breakdown is not None), known[0])
-    if run.host_fraction is None or not is_host_bound(run):
-        return
-    device = found.ceilings.ceiling_of("device", chosen.config)
+    device = ceilings.ceiling_of("device", winner.config)
     yield host_bound(
         host_fraction=run.host_fraction,
         batch_s=run.window.batch_s,
         launch_s=None if device is None else device.host_s,
         take_s=run.window.take_s,
-        has_compiled=any(record.config.compile for record in found.records),
-        is_pinned=chosen.config.pin_memory,
+        has_compiled=any(record.config.compile for record in records),
+        is_pinned=winner.config.pin_memory,
     )

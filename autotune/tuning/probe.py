@@ -16,7 +16,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from autotune.config.environment import Environment
-from autotune.config.plan import Plan, ScriptFacts, WorkloadFacts
+from autotune.config.plan import Plan, WorkloadFacts
 from autotune.config.training_config import NEUTRAL_WITHOUT_WORKERS, TrainingConfig
 from autotune.errors import ConfigError, WorkloadError
 from autotune.launch.launcher import is_sharing, notes_of, preload_in, slots_of
@@ -33,7 +33,6 @@ from autotune.messages.space import (
     script_overrides_baseline,
 )
 from autotune.note import Note
-from autotune.policy import POLICY, Time, WindowRules
 from autotune.protocol.attach import muted_environment
 from autotune.protocol.messages import NO_EXTRAS, Extras, RankReport
 from autotune.records.ceilings import EXCEEDED_FROM, SIDES, CeilingBook, host_ceiling_of
@@ -44,6 +43,7 @@ from autotune.records.measurement import (
     keep_ceilings,
     note_on_others,
 )
+from autotune.records.result import CurvePoint, Curves
 from autotune.records.trial import TrialResult
 from autotune.space.constraints import has_binding, obstacle, ranks_on_host
 from autotune.space.ranges import Basis, within_reach
@@ -128,8 +128,7 @@ def probe_workload(plan: Plan, runner: TrialRunner) -> tuple[TrialRunner, Resolv
             policy=plan.policy,
         )
     )
-    _refuse_empty(space)
-    _refuse_too_large_reserve(space)
+    _refuse_impossible(space)
 
     build_s = report.workload_build_s or 0.0
     ready = replace(
@@ -140,10 +139,7 @@ def probe_workload(plan: Plan, runner: TrialRunner) -> tuple[TrialRunner, Resolv
     notes = (
         *plan.notes,
         *unfit.values(),
-        *_object_notes(plan, facts),
-        *_script_notes(plan, script),
-        _optimizer_note(plan, facts),
-        _budget_note(baseline, facts),
+        *_notes(plan, baseline, facts),
         *space.notes,
         note_on_others(report.conditions),
         *notes_of(runner.launcher),
@@ -159,15 +155,15 @@ def _unfit(
     Frameworks write defaults for other optimizers and machines into their files, which the user has
     not chosen.
     """
-    found: dict[str, Note] = {}
-    fused = plan.read_over.get("fused")
-    binding = plan.read_over.get("numa_binding")
+    found = dict[str, Note]()
     trained = facts.optimizer.name
+    fused = plan.read_over.get("fused")
     if fused is not None and baseline.fused:
         is_other = fused.optimizer not in {None, trained}
         if is_other or not facts.optimizer.can_fuse:
             reason: FileReason = "other_optimizer" if is_other else "no_fused_optimizer"
             found["fused"] = not_read_over(fused.name, reason, own=fused.optimizer, trained=trained)
+    binding = plan.read_over.get("numa_binding")
     here = baseline.world_size
     if baseline.process_count > 1:
         here = ranks_on_host(baseline.process_count, environment)
@@ -202,75 +198,56 @@ def _baseline(plan: Plan, facts: WorkloadFacts, *, without: Collection[str] = ()
         raise ConfigError(f"baseline: {problem}") from error
 
 
-def _object_notes(plan: Plan, facts: WorkloadFacts) -> Iterator[Note]:
-    """Yield notes of the settings that were read from the user's objects, and of those that can't be varied."""
+def _notes(plan: Plan, baseline: TrainingConfig, facts: WorkloadFacts) -> Iterator[Note]:
+    """Yield notes of what the probe has found out about the user's objects or script."""
+    given = plan.baseline.model_fields_set
     objects = facts.objects
-    own = [name for name in objects.names if name not in plan.baseline.model_fields_set]
+    script = facts.script
+    # settings that were read from the objects, and those that can't be varied
+    own = [name for name in objects.names if name not in given]
     if own:
         yield baseline_from_objects(settings=own, has_loader=objects.has_loader)
     if objects.has_loader and facts.fixed_batch_size is not None:
         yield batches_are_fixed(facts.fixed_batch_size)
-
-
-def _script_notes(plan: Plan, script: ScriptFacts | None) -> Iterator[Note]:
-    """Yield notes of what the probe has found out about a script."""
-    if script is None:
-        return
-    named = plan.baseline.model_fields_set
-    given = plan.baseline.model_dump(include=named - set(script.placeholders))
-    own = script.observed.model_dump()
-    overruled = [name for name, value in given.items() if value != own[name]]
-    if overruled:
-        yield script_overrides_baseline(overruled)
-    unknown = [name for name in script.placeholders if name not in named]
-    if unknown:
-        yield placeholders_by_default(
-            [f"{name}={getattr(plan.baseline, name)}" for name in unknown]
-        )
-    yield from script.unreached
-    if script.new_files:
-        yield files_left(script.new_files[:8], count=len(script.new_files))
-
-
-def _optimizer_note(plan: Plan, facts: WorkloadFacts) -> Note | None:
-    """Return a note if the default optimizer is used, which needs less memory than the user's may."""
-    if plan.workload.optimizer is not None or plan.workload.command is not None:
-        return None
+    # what a script overrides, leaves open, can't be changed in, and leaves behind
+    if script is not None:
+        planned = plan.baseline.model_dump(include=given - set(script.placeholders))
+        observed = script.observed.model_dump()
+        overruled = [name for name, value in planned.items() if value != observed[name]]
+        if overruled:
+            yield script_overrides_baseline(overruled)
+        unknown = [name for name in script.placeholders if name not in given]
+        if unknown:
+            yield placeholders_by_default(
+                [f"{name}={getattr(plan.baseline, name)}" for name in unknown]
+            )
+        yield from script.unreached
+        if script.new_files:
+            yield files_left(script.new_files[:8], count=len(script.new_files))
+    # the default optimizer, which needs less memory than the user's may: Adam keeps two moments in
+    # float32 (source: torch.optim.Adam)
     count = facts.trainable_parameter_count
-    if not count:
-        return None
-    # Adam keeps two moments in float32 (torch.optim.Adam, exp_avg and exp_avg_sq)
-    return default_optimizer(trainable_parameters=count, adam_bytes=8 * count)
+    if count and plan.workload.optimizer is None and plan.workload.command is None:
+        yield default_optimizer(trainable_parameters=count, adam_bytes=8 * count)
+    # the samples in a batch of the token budget, which replaces the micro batch
+    if facts.budget_samples is not None and baseline.max_tokens is not None:
+        yield batch_follows_budget(baseline.max_tokens, facts.budget_samples)
 
 
-def _budget_note(baseline: TrainingConfig, facts: WorkloadFacts) -> Note | None:
-    """Return a note of the samples in a batch of the token budget, which replaces the micro batch."""
-    if facts.budget_samples is None or baseline.max_tokens is None:
-        return None
-    return batch_follows_budget(baseline.max_tokens, facts.budget_samples)
-
-
-def _refuse_empty(space: ResolvedSpace) -> None:
-    """Raise a ConfigError with the first reason if no combination of the space is allowed."""
-    if space.size > 4096:  # composing them all takes a fraction of a second
-        return
-    configs = (compose(params, space) for params in space.combinations())
-    first = next(configs)
-    if isinstance(first, str) and all(isinstance(config, str) for config in configs):
-        raise ConfigError(
-            f"space: at least one configuration must be possible, but none is: {first}"
-        )
-
-
-def _refuse_too_large_reserve(space: ResolvedSpace) -> None:
-    """Raise a ConfigError if the reserve leaves no memory to trials."""
+def _refuse_impossible(space: ResolvedSpace) -> None:
+    """Raise a ConfigError if the space allows no configuration, or the reserve leaves no memory to trials."""
+    if space.size <= space.policy.trials.all_candidates_up_to:
+        configs = (compose(params, space) for params in space.combinations())
+        first = next(configs)
+        if isinstance(first, str) and all(isinstance(config, str) for config in configs):
+            raise ConfigError(
+                f"space: at least one configuration must be possible, but none is: {first}"
+            )
     if space.limit_bytes <= 0:
-        objective = space.objective
-        device_bytes = space.environment.device_memory_bytes
+        reserve_bytes = space.objective.reserve_bytes(space.environment.device_memory_bytes)
         raise ConfigError(
-            f"objective: reserve must be less than memory_limit, but got "
-            f"{objective.reserve_bytes(device_bytes):,} of "
-            f"{space.limit_bytes + objective.reserve_bytes(device_bytes):,} bytes; lower reserve"
+            f"objective: reserve must be less than memory_limit, but got {reserve_bytes:,} of "
+            f"{space.limit_bytes + reserve_bytes:,} bytes; lower reserve"
         )
 
 
@@ -314,34 +291,18 @@ def _last_lines(log: Path) -> str:
 # CeilingBook keeps it for all other runs.
 
 
-def extras_of(
-    config: TrainingConfig,
-    book: CeilingBook,
-    window: WindowRules,
-    *,
-    is_baseline: bool,
-    limits: Time = POLICY.time,
-) -> Extras:
-    """Return the ceilings that no run has tried to measure yet; for the baseline, everything."""
-    if is_baseline:
-        return everything(window, limits)
-    return Extras(
-        loader_ceiling=book.needs("loader", config),
-        device_ceiling=book.needs("device", config),
-        copy_ceiling=book.needs("copy", config),
-        stretch_s=_stretch_s(window, limits),
-    )
+def points_of_baseline(space: ResolvedSpace, book: CeilingBook) -> Curves:
+    """Return the sides that the baseline's trial has measured, as points of curves, without those in doubt.
 
-
-def everything(window: WindowRules, limits: Time = POLICY.time) -> Extras:
-    """Return the extras for all ceilings and the time breakdown."""
-    return Extras(
-        loader_ceiling=True,
-        device_ceiling=True,
-        copy_ceiling=True,
-        breakdown=True,
-        stretch_s=_stretch_s(window, limits),
-    )
+    None for a group of ranks, whose parts are not those of one device.
+    """
+    own = space.baseline
+    known = dict[str, tuple[CurvePoint, ...]]()
+    for side in SIDES:
+        ceiling = book.ceiling_of(side, own)
+        if own.world_size == 1 and ceiling is not None and not book.is_in_doubt(side, own):
+            known[side] = (CurvePoint(changes={}, ceiling=ceiling),)
+    return Curves.model_validate(known)
 
 
 def with_ceilings(
@@ -367,8 +328,6 @@ def with_ceilings(
         if getattr(asked, f"{side}_ceiling") and getattr(own, side) is None:
             book.give_up(side, config)
     settled = with_settled_ceilings(measurement, config, book)
-    if settled is measurement:
-        return result
     return result.model_copy(update={"measurement": settled})
 
 
@@ -382,26 +341,15 @@ def with_settled_ceilings(
     """
     own = measurement.ceilings or Ceilings()
     window = measurement.window
-    was_measured = {f"{side}_ceiling": getattr(own, side) is not None for side in SIDES}
-    known = dict[str, float | None]()
+    settled = {f"{side}_ceiling": getattr(measurement, f"{side}_ceiling") for side in SIDES}
+    settled["host_ceiling"] = measurement.host_ceiling
     for side in SIDES:
         ceiling = book.ceiling_of(side, config)
-        known[f"{side}_ceiling"] = None if ceiling is None else ceiling.samples_per_s
-    known["host_ceiling"] = None
-    if not window.is_held_by_device:
-        known["host_ceiling"] = host_ceiling_of(book.ceiling_of("device", config), window.take_s)
-    changed = dict[str, float | None]()
-    for name, rate in known.items():
-        before: float | None = getattr(measurement, name)
-        settled = rate if before is None or was_measured.get(name, False) else before
-        if settled is not None and measurement.samples_per_s_ci[0] > EXCEEDED_FROM * settled:
-            settled = None
-        if settled != before:
-            changed[name] = settled
-    return measurement.model_copy(update=changed) if changed else measurement
-
-
-def _stretch_s(window: WindowRules, limits: Time) -> float:
-    """Return the seconds for which a run measures one ceiling."""
-    usual_s = limits.ceiling_share * window.max_s
-    return min(max(usual_s, limits.shortest_ceiling_s), limits.longest_ceiling_s)
+        if settled[f"{side}_ceiling"] is None or getattr(own, side) is not None:
+            settled[f"{side}_ceiling"] = None if ceiling is None else ceiling.samples_per_s
+    if settled["host_ceiling"] is None and not window.is_held_by_device:
+        settled["host_ceiling"] = host_ceiling_of(book.ceiling_of("device", config), window.take_s)
+    for name, rate in settled.items():
+        if rate is not None and measurement.samples_per_s_ci[0] > EXCEEDED_FROM * rate:
+            settled[name] = None
+    return measurement.model_copy(update=settled)

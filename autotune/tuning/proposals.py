@@ -67,22 +67,19 @@ class Candidates:
         """
         found = dict(self._common)
         if self.space.size > self.space.policy.trials.all_candidates_up_to:
-            wanted = [*((config, 2) for config in best[:1]), *((config, 1) for config in best[1:])]
-            # forget the variants of what is no longer among the best
-            self._around = {key: around for key, around in self._around.items() if key in wanted}
-            for config, most in wanted:
-                for variant, params in self._variants(config, most).items():
+            known = self._around
+            self._around = {}  # forget the variants of what is no longer among the best
+            for rank, config in enumerate(best):
+                most = 2 if rank == 0 else 1
+                around = known.get((config, most)) or self._composed(self._varied(config, most))
+                self._around[config, most] = around
+                for variant, params in around.items():
                     found.setdefault(variant, params)
         return [(params, config) for config, params in found.items()]
 
-    def _variants(self, config: TrainingConfig, most: int) -> dict[TrainingConfig, Params]:
-        if (config, most) not in self._around:
-            first = {name: next(iter(domain)) for name, domain in self.space.parameters.items()}
-            own = {**first, **params_of(config, self.space)}
-            self._around[config, most] = self._composed(self._varied(own, most))
-        return self._around[config, most]
-
-    def _varied(self, own: Params, most: int) -> Iterator[Params]:
+    def _varied(self, config: TrainingConfig, most: int) -> Iterator[Params]:
+        first = {name: next(iter(domain)) for name, domain in self.space.parameters.items()}
+        own = {**first, **params_of(config, self.space)}
         others = {
             name: [value for value in self._values(name, own[name]) if value != own[name]]
             for name in own
@@ -95,10 +92,13 @@ class Candidates:
     def _values(self, name: str, own: SettingValue) -> Iterable[SettingValue]:
         """Return the values of a setting; of a long range some of each size, and those next to its own."""
         domain = self.space.parameters[name]
-        if not isinstance(domain, IntRange) or len(domain) <= 40 or not isinstance(own, int):
+        trials = self.space.policy.trials
+        if not isinstance(domain, IntRange) or not isinstance(own, int):
+            return domain
+        if len(domain) <= trials.all_values_up_to:
             return domain
         if name not in self._spreads:
-            self._spreads[name] = spread(list(domain), 24)
+            self._spreads[name] = spread(list(domain), trials.spread_values)
         nearest = range(max(domain.low, own - 2), min(domain.high, own + 2) + 1)
         return sorted({*self._spreads[name], *nearest})
 
@@ -277,9 +277,13 @@ def first_guesses(space: ResolvedSpace) -> list[Params]:
     return guesses
 
 
+Explanation = tuple[str, frozenset[SettingValue]]
+"""A setting with its values that explain failures."""
+
+
 def explaining_setting(
     failed: Sequence[TrainingConfig], succeeded: Iterable[TrainingConfig]
-) -> tuple[str, frozenset[SettingValue]] | None:
+) -> Explanation | None:
     """Return the one switch whose values occur in all failures and in no success, with these values.
 
     Only switches of the step explain a failure: if a model can't run in half precision, the rest of
@@ -387,8 +391,7 @@ def largest_batch_variant(
     chances = memory.chance_to_fit(resized, space.limit_bytes)
     fewest = min(whole_numbers(space.domains["grad_accum_steps"]))
     for batch, chance in zip(reversed(batches), reversed(chances), strict=True):
-        is_sure = chance >= space.policy.trials.sure_to_fit
-        if not is_sure:
+        if chance < space.policy.trials.sure_to_fit:
             continue
         if batch in was_run:
             return None

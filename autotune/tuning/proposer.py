@@ -1,8 +1,7 @@
-"""Propose the next trial: by the throughput and memory models, or by one of Optuna's samplers.
+"""Propose the next trial by the throughput and memory models, or leave it to the study's sampler.
 
-Comes in: the study as it grows, and its space. Goes out: values to try next, or None where the
-study's sampler is to draw; reasons to skip a sample, to stop a trial early, and to end the search.
-The loop runs trials; nothing here does.
+Comes in: the study as it grows, and its space. Goes out: values to try next; reasons to skip a
+sample, to stop a trial early, and to end the search. The loop runs trials; nothing here does.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp, inf
 from statistics import fmean, median
-from typing import Literal, Protocol
 
 import numpy as np
 
@@ -55,142 +53,15 @@ from autotune.models.time_estimate import first_batches_s, measuring_s, steps_s
 from autotune.note import Note
 from autotune.policy import Trials
 from autotune.records.ceilings import SIDES, CeilingBook
-from autotune.records.result import CurvePoint, Curves
+from autotune.records.result import Curves
 from autotune.records.trial import TrialRecord
 from autotune.settings_table import SETTINGS
 from autotune.space.ranges import whole_numbers
-from autotune.space.space import ResolvedSpace
+from autotune.tuning.latest import Latest
+from autotune.tuning.probe import points_of_baseline
 from autotune.tuning.proposals import Candidates, Params, params_of
 from autotune.tuning.study import Study
 from autotune.tuning.time_budget import TimeBudget
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proposal:
-    """Values to try next."""
-
-    params: Params
-    is_promising: bool = False
-    """A model expects the largest gain of them; a search stops after enough such trials without a
-    gain."""
-
-
-class Proposer(Protocol):
-    """Proposes trials from those in a study. `best` is the feasible trial with the best score so far, if any."""
-
-    @property
-    def has_model(self) -> bool:
-        """Return True if `prepare` measures loader and device alone, so that trials need not."""
-        ...
-
-    @property
-    def is_informed(self) -> bool:
-        """Return True once loader and device were measured; fewer trials without a gain end the search then."""
-        ...
-
-    def prepare(
-        self, runner: TrialRunner, deadline_s: float, ceilings: CeilingBook, /
-    ) -> Note | None:
-        """Measure loader and device alone, once, after the baseline, and keep their ceilings.
-
-        Args:
-            runner: Runs the measurement.
-            deadline_s: Seconds that it may take.
-            ceilings: The book to enter ceilings into.
-
-        Returns:
-            A note of what failed, or None.
-        """
-        ...
-
-    def recall(self, curves: Curves, ceilings: CeilingBook, /) -> None:
-        """Restore what `prepare` measured before an interruption."""
-        ...
-
-    def propose(self, best: TrialRecord | None, /) -> Proposal | None:
-        """Return the values to try next; None: the study's sampler draws."""
-        ...
-
-    def at_same_batch(self, best: TrialRecord | None, /) -> Params | None:
-        """Return values to try at the baseline's global batch before the search ends; None if none are left."""
-        ...
-
-    def plainer(self, config: TrainingConfig, /) -> Params | None:
-        """Return a configuration without the changes that are not believed to gain anything, to try at the end."""
-        ...
-
-    def skip(self, config: TrainingConfig, /) -> Note | None:
-        """Return why a sample is not worth a run ("would_not_fit", "would_add_nothing"), or None."""
-        ...
-
-    def pruning_threshold(self, trial: TrialRecord, /) -> PruningThreshold | None:
-        """Return the throughput below which a trial is stopped early; None: it runs to its end."""
-        ...
-
-    def why_enough(self, best: TrialRecord | None, /) -> Note | None:
-        """Return why no further trial is worth its time, or None."""
-        ...
-
-    def believed(self) -> Mapping[int, float]:
-        """Return the logarithm of the believed throughput of each feasible trial, by number, from all runs."""
-        ...
-
-    def can_win(self, best: TrialRecord | None, /) -> float | None:
-        """Return the headroom above the best, as a share of its throughput; None if unknown."""
-        ...
-
-
-@dataclass(slots=True)
-class SamplerProposer:
-    """Proposer that leaves everything to the study's sampler; it measures, skips, prunes and ends nothing."""
-
-    study: Study
-    has_model: bool = field(default=False, init=False)
-    is_informed: bool = field(default=False, init=False)
-    _believed: dict[int, float] = field(default_factory=dict, init=False)
-    _known: dict[int, TrialRecord] = field(default_factory=dict, init=False)
-    """The records that `_believed` was computed from, by number; it is read several times a trial."""
-
-    def prepare(self, _runner: TrialRunner, _deadline_s: float, _ceilings: CeilingBook) -> None:
-        """Measure nothing."""
-
-    def recall(self, _curves: Curves, _ceilings: CeilingBook) -> None:
-        """Restore nothing."""
-
-    def propose(self, _best: TrialRecord | None) -> None:
-        """Propose nothing; the sampler draws."""
-
-    def at_same_batch(self, _best: TrialRecord | None) -> None:
-        """Propose nothing besides the loop's own variants of the best trial."""
-
-    def plainer(self, _best: TrainingConfig) -> None:
-        """Propose nothing; the effects of single settings are unknown."""
-
-    def skip(self, _config: TrainingConfig) -> None:
-        """Skip no sample."""
-
-    def pruning_threshold(self, _trial: TrialRecord) -> None:
-        """Stop no trial early."""
-
-    def why_enough(self, _best: TrialRecord | None) -> None:
-        """Return no reason; only trials without a gain end the search."""
-
-    def believed(self) -> Mapping[int, float]:
-        """Return the mean of each trial's runs."""
-        new = [
-            record for record in self.study.ended if self._known.get(record.number) is not record
-        ]
-        self._known.update((record.number, record) for record in new)
-        self._believed |= mean_log_rates(new)
-        return self._believed
-
-    def can_win(self, _best: TrialRecord | None) -> None:
-        """Return None; the headroom is unknown."""
-
-
-# Upper bounds of the throughput that no open setting moves: the lowest ceiling of a side, and the
-# cores once the job itself fills them. Near one of them the search is over.
-
 
 _NOT_TRIED = frozenset({"left_to_smaller_batches", "no_time_left"})
 """Reasons of points that were never measured."""
@@ -201,141 +72,8 @@ _ONLY_IN_RUNS = [
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bound:
-    """A throughput that no open setting can exceed."""
-
-    side: Literal["loader", "device", "host", "copy", "cores"]
-    samples_per_s: float
-    near_from: float
-    """Share of the bound at which the search is over."""
-
-
-def bounds_of(
-    outlook: Outlook, sides: Sequence[ConfiguredPoint], study: Study, believed: Mapping[int, float]
-) -> list[Bound]:
-    """Return the bounds that are known: the lowest ceiling, and the cores.
-
-    Args:
-        outlook: Forecast for another trial, with the ceilings.
-        sides: Measurements of loader and device alone.
-        study: The trials so far, and their space.
-        believed: Logarithms of the trials' believed throughput, by number.
-    """
-    found = list[Bound]()
-    policy = study.space.policy.trials
-    if outlook.lower_ceiling < inf:
-        ceiling = Bound(
-            side=outlook.lower_side,
-            samples_per_s=outlook.lower_ceiling,
-            near_from=policy.near_ceiling,
-        )
-        found.append(ceiling)
-    cores = cores_bound(sides, study, believed)
-    if cores is not None:
-        found.append(Bound(side="cores", samples_per_s=cores, near_from=policy.near_cores))
-    return found
-
-
-def cores_bound(
-    sides: Sequence[ConfiguredPoint], study: Study, believed: Mapping[int, float]
-) -> float | None:
-    """Return the throughput at which the job itself would fill every core, at the least CPU time per sample.
-
-    The least CPU time is the smaller of two figures: that of the cheapest trial so far, and that of
-    the cheapest loader and the cheapest step alone, over all open settings. So a setting that
-    wastes CPU time, such as threads that wait for each other, lowers no bound. Trials with and
-    without workers have bounds of their own: a loader without workers need not pass batches on, and
-    fills one core at most.
-
-    Args:
-        sides: Measurements of loader and device alone.
-        study: The trials so far, and their space.
-        believed: Logarithms of the trials' believed throughput, by number.
-
-    Returns:
-        Samples per second. None if the kernel does not count CPU time, if workers are open and no
-        trial had any, if no side was measured alone, and on several hosts.
-    """
-    space = study.space
-    # CPU seconds per sample of each trial that other processes did not slow
-    used_cpu_s = dict[TrainingConfig, float]()
-    cores = 0
-    for record in study.ended:
-        known = [run.host_load for run in record.runs if run.host_load is not None]
-        loads = [load for load in known if not load.is_loaded]
-        if loads and record.number in believed:
-            cores = max(cores, *(load.cores for load in loads))
-            busy_cores = fmean(load.own_s / load.seconds for load in loads)
-            used_cpu_s[record.config] = max(busy_cores, 1e-6) / exp(believed[record.number])
-    if not used_cpu_s or space.environment.hosts > 1:
-        return None
-    counts = {space.baseline.num_workers, *whole_numbers(space.domains["num_workers"])}
-    step_cpu_s = _least_step_cpu_s(sides, study, used_cpu_s)
-    most = 0.0
-    for has_workers in {count > 0 for count in counts}:
-        in_trials_cpu_s = [
-            cpu_s for config, cpu_s in used_cpu_s.items() if (config.num_workers > 0) == has_workers
-        ]
-        if not in_trials_cpu_s:
-            return None
-        loaders = [side for side in sides if side.side == "loader"]
-        loaders = [side for side in loaders if (side.config.num_workers > 0) == has_workers]
-        alone_cpu_s = _least_loader_cpu_s(loaders) + step_cpu_s
-        if alone_cpu_s == 0:
-            return None
-        bound = cores / min(*in_trials_cpu_s, alone_cpu_s)
-        if not has_workers:
-            # one process loads: it is no faster than the fastest that was measured
-            ceilings = [side.point.ceiling for side in loaders]
-            fastest = max((one.samples_per_s for one in ceilings if one is not None), default=inf)
-            bound = min(bound, fastest)
-        most = max(most, bound)
-    return most
-
-
-def _least_loader_cpu_s(loaders: Sequence[ConfiguredPoint]) -> float:
-    """Return the CPU seconds per sample of the cheapest loader; 0 if none was measured.
-
-    Only threads and batch change a loader's work. Take the median of all points that agree in
-    these, since a stretch of 0.2 s counts CPU time in steps of 5 %.
-    """
-    groups = dict[tuple[int, int], list[float]]()
-    for side in loaders:
-        cpu_s = side.point.cpu_s_per_sample
-        if side.point.ceiling is not None and cpu_s is not None:
-            key = side.config.worker_threads or 0, side.config.micro_batch_size
-            groups.setdefault(key, []).append(cpu_s)
-    return min(map(median, groups.values()), default=0.0)
-
-
-def _least_step_cpu_s(
-    sides: Sequence[ConfiguredPoint], study: Study, ran: Collection[TrainingConfig]
-) -> float:
-    """Return the CPU seconds per sample of the cheapest step; 0 while an open setting is not measured.
-
-    Return 0 on an accelerator too: a host that waits for it keeps a core busy without working.
-    """
-    space = study.space
-    if space.environment.device_kind != "cpu":
-        return 0.0
-    for name in _ONLY_IN_RUNS:
-        if not set(space.domains[name]) <= {getattr(config, name) for config in ran}:
-            return 0.0
-    steps = [side for side in sides if side.side == "device" and not study.is_left_out(side.config)]
-    reasons = [side.point.reason for side in steps if side.point.ceiling is None]
-    if any(isinstance(reason, Note) and reason.code in _NOT_TRIED for reason in reasons):
-        return 0.0
-    known = [side.point.cpu_s_per_sample for side in steps if side.point.ceiling is not None]
-    # not counted where a trial measured the point
-    return min((cpu_s for cpu_s in known if cpu_s is not None), default=0.0)
-
-
-# The outlook of a search: the candidates' forecasts against the best trial so far.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """Forecast for another trial: the most promising candidate, its gain, and the ceilings."""
+    """Forecast for another trial: the most promising candidate, its gain, and the lowest ceiling."""
 
     params: Params | None
     """The candidate with the largest expected gain; None if no candidate is informative."""
@@ -348,179 +86,45 @@ class Outlook:
     lower_ceiling: float
     """Throughput that no fitting candidate should exceed, in samples/s: the lowest ceiling of
     loader, device, copy and host, each with a standard deviation on top."""
-    lower_side: Literal["loader", "device", "copy", "host"]
+    lower_side: str
     """The side of that ceiling."""
-    scatter_sd: float
-    """Relative standard deviation of repeated measurements of the same settings on this machine."""
-
-
-def tried_in(study: Study) -> list[TrainingConfig]:
-    """Return the configurations with a measured throughput, also of trials that were stopped early."""
-    return [
-        record.config
-        for record in study.ended
-        if record.measurement is not None or record.result.blocks
-    ]
-
-
-def measured_to_fit(sides: Sequence[ConfiguredPoint], study: Study) -> Params | None:
-    """Return the fastest settings with which the device was measured alone and that may be proposed."""
-    alone = dict[TrainingConfig, float]()
-    for side in sides:
-        if side.side == "device" and side.point.ceiling is not None:
-            alone[side.config] = side.point.ceiling.samples_per_s
-    for config in sorted(alone, key=alone.__getitem__, reverse=True):
-        params = params_of(config, study.space)
-        if study.may_propose(params):
-            return params
-    return None
-
-
-def foresee(
-    candidates: Sequence[tuple[Params, TrainingConfig]],
-    time: TimeBudget,
-    rates: RateModel,
-    memory: MemoryModel,
-    best_rate: float,
-) -> Outlook:
-    """Forecast the candidates, and pick the most promising of those that fit, are open and informative.
-
-    Weigh each gain by the seconds of its trial. A trial that takes too long for the time left is
-    picked only if no other is left.
-
-    Args:
-        candidates: Values with their configurations.
-        time: The time left, and the study.
-        rates: The throughput model.
-        memory: The memory model.
-        best_rate: The highest believed throughput of a feasible trial, in samples/s; a measured
-            one may be lucky. Source of the plug-in: Picheny, Wagner, Ginsbourger 2013, "A benchmark
-            of kriging-based infill criteria for noisy optimization".
-    """
-    configs = [config for _, config in candidates]
-    study = time.study
-    space = study.space
-    tried = tried_in(study)
-    trials = time.policy.trials
-    running = [trial.config for trial in study.running]
-    forecast = rates.forecast(configs, running)
-    fits = memory.chance_to_fit(configs, space.limit_bytes)
-    failed = [record.config for record in study.ended if has_failed(record)]
-    feasible = [record.config for record in study.ended if record.is_feasible]
-
-    # the gain over the best so far, and over what is running
-    bar = best_rate
-    if running:
-        bar = max([best_rate, *np.exp(rates.forecast(running).log_rate)])
-    gains = np.minimum(expected_gain(forecast, bar), most_gain(forecast, bar))
-    gains = gains * fits * chance_to_run(configs, failed, feasible)
-    is_open = np.array([study.is_open(config) for config in configs])
-    may_try = is_open & (fits >= trials.sure_to_fit)
-    is_informative = may_try & ~redundant_among(configs, forecast, tried)
-
-    # the lowest ceiling among those that are likely to fit
-    left_out = np.array([study.is_left_out(config) for config in configs])
-    inside = (fits >= trials.likely_to_fit) & ~left_out
-    sides: dict[Literal["loader", "device", "copy", "host"], tuple[Floats, Floats]] = {
-        "loader": (forecast.loader, forecast.loader_sd),
-        "device": (forecast.device, forecast.device_sd),
-        "copy": (forecast.copy, forecast.copy_sd),
-        "host": (forecast.host, forecast.host_sd),
-    }
-    ceilings = {
-        name: float((side * np.exp(trials.ceiling_sds * sd))[inside].max(initial=0.0))
-        for name, (side, sd) in sides.items()
-    }
-    lower_side = min(ceilings, key=ceilings.__getitem__)
-
-    # the fastest at the baseline's global batch, tried or not
-    has_run = set(tried)
-    keeps = np.array([config.global_batch_ratio(space.baseline) == 1 for config in configs])
-    keeps &= is_informative | np.array([config in has_run for config in configs])
-    same = int(np.argmax(np.where(keeps, forecast.log_rate, -inf)))
-
-    # the largest gain for each second of its trial, if possible within the time left
-    trials_s = _trial_seconds(configs, np.exp(forecast.log_rate), time)
-    soon = is_informative & (trials_s <= time.longest_s())
-    eligible = soon if soon.any() else is_informative
-    chosen = int(np.argmax(np.where(eligible, gains / trials_s, -1.0)))
-    return Outlook(
-        params=candidates[chosen][0] if is_informative.any() else None,
-        gain=float(gains[is_informative].max(initial=0.0)),
-        same_batch=candidates[same][0] if keeps.any() else None,
-        best_rate=best_rate,
-        lower_ceiling=ceilings[lower_side] or inf,
-        lower_side=lower_side,
-        scatter_sd=forecast.scatter_sd,
-    )
-
-
-def _trial_seconds(configs: Sequence[TrainingConfig], expected: Floats, time: TimeBudget) -> Floats:
-    """Return the seconds that a trial of each configuration should take.
-
-    Args:
-        configs: The configurations.
-        expected: The expected throughput of each, in samples/s.
-        time: The time left, and the study.
-    """
-    trials = time.policy.trials
-    pairs = list(zip(configs, expected, strict=True))
-    epoch_samples = time.study.space.facts.dataset_length
-    if time.is_short_search:
-        trials_s = np.array([measuring_s(config, rate, epoch_samples) for config, rate in pairs])
-        for place, config in enumerate(configs):
-            if not shares_process(config):
-                trials_s[place] += trials.rebuilds * time.build_s
-        return trials_s
-    # a slow start, or slow steps, must promise more
-    waits_s = np.array([first_batches_s(config, rate, epoch_samples) for config, rate in pairs])
-    slow_s = np.array([steps_s(config, rate) for config, rate in pairs])
-    beyond_s = np.maximum(waits_s - trials.short_wait_s, 0.0)
-    beyond_s += np.maximum(slow_s - time.limits.shortest_window_s, 0.0)
-    return time.shortest_trial_s + beyond_s
-
-
-# Proposals of a model of the machine: of loader and device alone, measured once, and of every
-# trial. It proposes the trial with the largest expected gain, also after a trial that was far from
-# its forecast: left to the sampler, the next one found no more (benchmarks/regret.py).
-
-
-_Stamp = tuple[int, int]
-"""Number of runs, and of feasible trials; models are fitted again when either changes."""
 
 
 @dataclass(slots=True)
-class ModelProposer:
-    """Proposer with a throughput and a memory model.
+class Proposer:
+    """Propose trials, with a model of loader and device alone, measured once, and of every trial.
 
-    If loader and device can't be measured alone, it leaves everything to the sampler.
+    It proposes the trial with the largest expected gain, also after a trial that was far from its
+    forecast: left to the sampler, the next one found no more (benchmarks/regret.py).
+
+    Without a model, because the study's method has none or because loader and device can't be
+    measured alone, it leaves everything to the sampler: it proposes, skips, stops and ends nothing.
     """
 
     time: TimeBudget
-    seed: int
-    keep: Callable[[Curves], None]
+    seed: int = 0
+    """Seed of the random candidates."""
+    keep: Callable[[Curves], None] = lambda _: None
     """Called with the curves of the sides, so that a search that is continued need not repeat them."""
     study: Study = field(init=False)
-    has_model: bool = True
+    has_model: bool = field(init=False)
     """False after measuring loader and device alone has failed."""
-    sides: list[ConfiguredPoint] | None = None
-    """Points of loader and device alone; None until they were measured."""
-    _model: tuple[_Stamp, RateModel] | None = None
-    """The latest throughput model, after the stamp of its data."""
-    _peaks: tuple[tuple[_Stamp, int], MemoryModel] | None = None
-    """The latest memory model, after the stamp of its data and the number of sides."""
-    _believed: tuple[_Stamp, Mapping[int, float]] | None = None
-    _candidates: tuple[ResolvedSpace, Candidates] | None = None
-    """The candidates, after their space."""
-    _outlook: tuple[tuple[_Stamp, int], Outlook] | None = None
-    """The latest outlook, after the stamp of its data and the number of running trials."""
+    sides: list[ConfiguredPoint] = field(default_factory=list)
+    """Points of loader and device alone."""
+    _is_prepared: bool = False
+    _model: Latest[RateModel] = field(default_factory=Latest)
+    _peaks: Latest[MemoryModel] = field(default_factory=Latest)
+    _believed: Latest[Mapping[int, float]] = field(default_factory=Latest)
+    _candidates: Latest[Candidates] = field(default_factory=Latest)
+    _outlook: Latest[Outlook] = field(default_factory=Latest)
     _same_batch_trials: int = 0
     _has_settled: bool = False
     """True once sides in doubt were measured again."""
 
     def __post_init__(self) -> None:
-        """Set the study."""
+        """Begin with a model if the search method has one."""
         self.study = self.time.study
+        self.has_model = self.study.method.has_model
 
     @property
     def _trials(self) -> Trials:
@@ -528,7 +132,7 @@ class ModelProposer:
 
     @property
     def is_informed(self) -> bool:
-        """Return True once loader and device were measured, so that the model leads the search."""
+        """True once loader and device were measured; fewer trials without a gain end the search then."""
         return self.has_model and bool(self.sides)
 
     def prepare(self, runner: TrialRunner, deadline_s: float, ceilings: CeilingBook) -> Note | None:
@@ -547,12 +151,12 @@ class ModelProposer:
         """
         if not self.has_model:
             return None
-        if self.sides is not None:
+        if self._is_prepared:
             self._settle_doubts(runner, deadline_s, ceilings)
             return None
         space = self.study.space
         variations = [*loader_variations(space, ceilings), *device_variations(space, ceilings)]
-        known = _baseline_points(space, ceilings)
+        known = points_of_baseline(space, ceilings)
         report = runner.curves(
             space.baseline,
             variations,
@@ -574,15 +178,15 @@ class ModelProposer:
             self.keep(curves)
             return failed_side(new, report.result.reason)
         self.has_model = False
-        for reason in (report.result.reason, *(point.reason for point in points)):
-            if reason:
-                return sides_not_measured(reason)
-        return sides_not_measured(report.result.outcome)
+        reasons = (report.result.reason, *(point.reason for point in points))
+        reason = next((reason for reason in reasons if reason), report.result.outcome)
+        return sides_not_measured(reason)
 
     def recall(self, curves: Curves, ceilings: CeilingBook) -> None:
         """Store the curves of the sides, measured now or before an interruption."""
         if not self.has_model:
             return
+        self._is_prepared = True
         self.sides = configured_points(curves, self.study.space)
         for side in self.sides:
             ceilings.keep(side.side, side.config, side.point.ceiling)
@@ -592,66 +196,69 @@ class ModelProposer:
 
         Other processes may have slowed them.
         """
-        sides = self.sides or ()
-        doubted = [side.config for side in sides if ceilings.is_in_doubt(side.side, side.config)]
+        doubted = [one.config for one in self.sides if ceilings.is_in_doubt(one.side, one.config)]
         if not doubted or self._has_settled:
             return
         self._has_settled = True
-        own = self.study.space.baseline
-        sound = [one for one in sides if one.config not in doubted]
-        credible = {side: tuple(one.point for one in sound if one.side == side) for side in SIDES}
+        credible = [one for one in self.sides if one.config not in doubted]
         report = runner.curves(
-            own,
+            self.study.space.baseline,
             doubted,
             deadline_s=deadline_s,
             stretch_s=self.time.limits.settling_side_s,
-            known=Curves.model_validate(credible),
+            known=Curves.model_validate(
+                {side: tuple(one.point for one in credible if one.side == side) for side in SIDES}
+            ),
         )
         if report.curves is not None:
             again = configured_points(report.curves, self.study.space)
-            self.sides = [*sides, *(one for one in again if one not in sides)]
+            self.sides = [*self.sides, *(one for one in again if one not in self.sides)]
             for one in again:
                 ceilings.keep(one.side, one.config, one.point.ceiling)
 
-    def propose(self, best: TrialRecord | None) -> Proposal | None:
-        """Return the trial with the largest expected gain; None, for the sampler, without a model or a candidate.
+    def propose(self, best: TrialRecord | None) -> None:
+        """Enqueue the trial with the largest expected gain; nothing without a model or a candidate.
 
-        While no trial is feasible, return settings with which the device was measured alone.
+        While no trial is feasible, enqueue the fastest settings with which the device was measured
+        alone.
+
+        Args:
+            best: The feasible trial with the best score so far, if any.
         """
         if best is None:
-            params = measured_to_fit(self.sides or (), self.study)
-            return None if params is None else Proposal(params=params)
+            alone = dict[TrainingConfig, float]()
+            for side in self.sides:
+                if side.side == "device" and side.point.ceiling is not None:
+                    alone[side.config] = side.point.ceiling.samples_per_s
+            for config in sorted(alone, key=alone.__getitem__, reverse=True):
+                if self.study.propose(params_of(config, self.study.space)):
+                    return
+            return
         outlook = self.outlook(best)
         if outlook is None or outlook.params is None:
-            return None
-        if outlook.gain < self._least_gain(best):
-            same = self.at_same_batch(best)
-            if same is not None:
-                return Proposal(params=same)
-        return Proposal(params=outlook.params, is_promising=True)
+            return
+        if outlook.gain >= self._least_gain(best) or not self.propose_same_batch(best):
+            self.study.propose(outlook.params, is_promising=True)
 
-    def at_same_batch(self, best: TrialRecord | None) -> Params | None:
-        """Return what should be the fastest at the baseline's global batch, unless it was tried; twice at most."""
+    def propose_same_batch(self, best: TrialRecord) -> bool:
+        """Enqueue what should be the fastest at the baseline's global batch; False if it was tried, or after two."""
         outlook = self.outlook(best)
         if outlook is None or outlook.same_batch is None:
-            return None
+            return False
         if self._same_batch_trials == self._trials.same_batch:
-            return None
-        if not self.study.may_propose(outlook.same_batch):
-            return None
+            return False
+        if not self.study.propose(outlook.same_batch):
+            return False
         self._same_batch_trials += 1
-        return outlook.same_batch
+        return True
 
     def plainer(self, config: TrainingConfig) -> Params | None:
-        """Return a configuration without the switches that are not believed to gain anything, unless tried."""
+        """Return a configuration without the switches that are not believed to gain anything, if there are any."""
         if not self.is_informed:
             return None
         space = self.study.space
         unhelpful = unhelpful_switches(config, space, self._rates())
-        if not unhelpful:
-            return None
-        params = params_of(config.model_copy(update=unhelpful), space)
-        return params if self.study.may_propose(params) else None
+        return params_of(config.model_copy(update=unhelpful), space) if unhelpful else None
 
     def skip(self, config: TrainingConfig) -> Note | None:
         """Return why a sample is not run: it is unlikely to fit, or to be informative; None: it is run."""
@@ -664,13 +271,13 @@ class ModelProposer:
                 return would_not_fit(round(chance, 3))
         if changes_no_effect_setting(config, self.study.space.baseline, self._no_effect):
             return would_add_nothing()
-        if self._model is None:
+        if self._model.value is None:
             return None
         tried = tried_in(self.study)
         # its twin may be as informative
         twin = config.model_copy(update={"pin_memory": not config.pin_memory})
         configs = list(dict.fromkeys([config, twin, *tried]))
-        is_redundant = redundant_among(configs, self._model[1].forecast(configs), tried)[0]
+        is_redundant = redundant_among(configs, self._model.value.forecast(configs), tried)[0]
         return would_add_nothing() if is_redundant else None
 
     def pruning_threshold(self, trial: TrialRecord) -> PruningThreshold | None:
@@ -686,11 +293,13 @@ class ModelProposer:
         baseline = self.study.space.baseline
         believed = self.believed()
         spread = self.study.spread
-        compared = [record for record in self.study.records if record.number in believed]
-        if trial.config.global_batch_ratio(baseline) == 1:
-            compared = [one for one in compared if one.config.global_batch_ratio(baseline) == 1]
+        has_same_batch = trial.config.global_batch_ratio(baseline) == 1
         lows = dict[int, float]()
-        for record in compared:
+        for record in self.study.records:
+            if record.number not in believed:
+                continue
+            if has_same_batch and record.config.global_batch_ratio(baseline) != 1:
+                continue
             own = spread.of(run.window.is_held_by_device for run in record.runs)
             luck = luck_of(own, spread, self.time.policy.stopping)
             lows[record.number] = exp(believed[record.number] - luck)
@@ -699,20 +308,27 @@ class ModelProposer:
             return None
         return PruningThreshold(number=number, low_samples_per_s=lows[number])
 
+    def _is_first_group(self, config: TrainingConfig) -> bool:
+        """Return True for several devices of which no trial with this strategy was measured."""
+        measured = [record.config for record in self.study.ended if record.measurement]
+        kinds = {(one.strategy, one.world_size) for one in measured}
+        return config.world_size > 1 and (config.strategy, config.world_size) not in kinds
+
     def why_enough(self, best: TrialRecord | None) -> Note | None:
         """Return a note if the best is near a bound, or no candidate promises a gain worth its time; else None."""
         if len(self.study.ended) < self._trials.fewest:
             return None
         outlook = self.outlook(best)
-        if outlook is None:
+        if best is None or outlook is None:
             return None
-        for bound in bounds_of(outlook, self.sides or (), self.study, self.believed()):
-            share = outlook.best_rate / bound.samples_per_s
-            if share >= bound.near_from:
-                return near_ceiling(bound=bound.side, ceiling_fraction=min(share, 1.0))
+        for side, bound in self._bounds(outlook).items():
+            share = outlook.best_rate / bound
+            near = self._trials.near_cores if side == "cores" else self._trials.near_ceiling
+            if share >= near:
+                return near_ceiling(bound=side, ceiling_fraction=min(share, 1.0))
         if outlook.params is None:
             return no_informative_candidate()
-        if best is not None and outlook.gain < self._least_gain(best):
+        if outlook.gain < self._least_gain(best):
             return little_gain_expected(outlook.gain)
         return self.time.why_too_dear(outlook.gain)
 
@@ -726,138 +342,282 @@ class ModelProposer:
         outlook = self.outlook(best)
         if outlook is None or best is None or best.measurement is None:
             return None
-        bounds = bounds_of(outlook, self.sides or (), self.study, self.believed())
-        lowest = min((bound.samples_per_s for bound in bounds), default=None)
+        lowest = min(self._bounds(outlook).values(), default=None)
         return None if lowest is None else max(0.0, lowest / best.measurement.samples_per_s - 1)
+
+    # Upper bounds of the throughput that no open setting moves: the lowest ceiling of a side, and
+    # the cores once the job itself fills them. Near one of them the search is over.
+
+    def _bounds(self, outlook: Outlook) -> dict[str, float]:
+        """Return the bounds that are known, in samples/s, by what sets them."""
+        found = dict[str, float]()
+        if outlook.lower_ceiling < inf:
+            found[outlook.lower_side] = outlook.lower_ceiling
+        cores = self.cores_bound()
+        if cores is not None:
+            found["cores"] = cores
+        return found
+
+    def cores_bound(self) -> float | None:
+        """Return the throughput at which the job itself would fill every core, at the least CPU time per sample.
+
+        The least CPU time is the smaller of two figures: that of the cheapest trial so far, and
+        that of the cheapest loader and the cheapest step alone, over all open settings. So a
+        setting that wastes CPU time, such as threads that wait for each other, lowers no bound.
+        Trials with and without workers have bounds of their own: a loader without workers need not
+        pass batches on, and fills one core at most.
+
+        Returns:
+            Samples per second. None if the kernel does not count CPU time, if workers are open and
+            no trial had any, if no side was measured alone, and on several hosts.
+        """
+        space = self.study.space
+        believed = self.believed()
+        # CPU seconds per sample of each trial that other processes did not slow
+        used_cpu_s = dict[TrainingConfig, float]()
+        cores = 0
+        for record in self.study.ended:
+            known = [run.host_load for run in record.runs if run.host_load is not None]
+            loads = [load for load in known if not load.is_loaded]
+            if loads and record.number in believed:
+                cores = max(cores, *(load.cores for load in loads))
+                busy_cores = fmean(load.own_s / load.seconds for load in loads)
+                used_cpu_s[record.config] = max(busy_cores, 1e-6) / exp(believed[record.number])
+        if not used_cpu_s or space.environment.hosts > 1:
+            return None
+        counts = {space.baseline.num_workers, *whole_numbers(space.domains["num_workers"])}
+        step_cpu_s = self._least_step_cpu_s(used_cpu_s)
+        most = 0.0
+        for has_workers in {count > 0 for count in counts}:
+            in_trials_cpu_s = [
+                cpu_s
+                for config, cpu_s in used_cpu_s.items()
+                if (config.num_workers > 0) == has_workers
+            ]
+            if not in_trials_cpu_s:
+                return None
+            loaders = [side for side in self.sides if side.side == "loader"]
+            loaders = [side for side in loaders if (side.config.num_workers > 0) == has_workers]
+            alone_cpu_s = _least_loader_cpu_s(loaders) + step_cpu_s
+            if alone_cpu_s == 0:
+                return None
+            bound = cores / min(*in_trials_cpu_s, alone_cpu_s)
+            if not has_workers:
+                # one process loads: it is no faster than the fastest that was measured
+                ceilings = [side.point.ceiling for side in loaders]
+                fastest = max((one.samples_per_s for one in ceilings if one), default=inf)
+                bound = min(bound, fastest)
+            most = max(most, bound)
+        return most
+
+    def _least_step_cpu_s(self, ran: Collection[TrainingConfig]) -> float:
+        """Return the CPU seconds per sample of the cheapest step; 0 while an open setting is not measured.
+
+        Return 0 on an accelerator too: a host that waits for it keeps a core busy without working.
+        """
+        space = self.study.space
+        if space.environment.device_kind != "cpu":
+            return 0.0
+        for name in _ONLY_IN_RUNS:
+            if not set(space.domains[name]) <= {getattr(config, name) for config in ran}:
+                return 0.0
+        known = list[float]()
+        for one in self.sides:
+            if one.side != "device" or self.study.is_left_out(one.config):
+                continue
+            reason = one.point.reason
+            if one.point.ceiling is not None:
+                if one.point.cpu_s_per_sample is not None:  # not counted where a trial measured it
+                    known.append(one.point.cpu_s_per_sample)
+            elif isinstance(reason, Note) and reason.code in _NOT_TRIED:
+                return 0.0
+        return min(known, default=0.0)
+
+    # The forecasts, computed again once another trial has ended
 
     def outlook(self, best: TrialRecord | None) -> Outlook | None:
         """Return the forecast for another trial; None before the sides were measured, and if nothing is feasible."""
         if not self.is_informed or best is None or best.measurement is None:
             return None
-        step = self._runs_so_far, len(self.study.running)
-        if self._outlook is None or self._outlook[0] != step:
-            best_rate = exp(max(self.believed().values()))
-            candidates = self._near(best.config)
-            outlook = foresee(candidates, self.time, self._rates(), self._memory(), best_rate)
-            self._outlook = step, outlook
-        return self._outlook[1]
+        stamp = self.study.ended, len(self.study.running)
+        return self._outlook.of(stamp, lambda _: self._foresee(best))
 
     def believed(self) -> Mapping[int, float]:
-        """Return the logarithm of each feasible trial's throughput, by number, as the model fits all runs."""
-        if not self.is_informed:
-            return mean_log_rates(self.study.ended)
-        stamp = self._runs_so_far
-        if self._believed is not None and self._believed[0] == stamp:
-            return self._believed[1]
-        # forecast the trials that the model is fitted to; others keep their last forecast, since
-        # of thousands of trials few can be forecast each time
-        known = {} if self._believed is None else self._believed[1]
-        fitted = {record.number for record in most_telling(self.study.ended)}
-        feasible = [record for record in self.study.ended if record.is_feasible]
-        asked = [
-            record
-            for record in feasible
-            if record.number in fitted or record.repeats or record.number not in known
-        ]
-        believed = dict(known)
-        if asked:
-            log_rates = self._rates().forecast([record.config for record in asked]).log_rate
-            for record, log_rate in zip(asked, log_rates, strict=True):
-                believed[record.number] = float(log_rate)
-        numbers = {record.number for record in feasible}
-        believed = {number: rate for number, rate in believed.items() if number in numbers}
-        self._believed = stamp, believed
-        return believed
+        """Return the logarithm of each feasible trial's throughput, by number, from all of its runs.
+
+        A model that leads the search forecasts it; else it is the mean of the runs.
+        """
+        ended = self.study.ended
+
+        def forecast(known: Mapping[int, float] | None) -> Mapping[int, float]:
+            if not self.is_informed:
+                return mean_log_rates(ended)
+            # forecast the trials that the model is fitted to; others keep their last forecast,
+            # since of thousands of trials few can be forecast each time
+            fitted = {record.number for record in most_telling(ended)}
+            feasible = [record for record in ended if record.is_feasible]
+            asked = [
+                record
+                for record in feasible
+                if record.number in fitted or record.repeats or record.number not in (known or {})
+            ]
+            believed = dict(known or {})
+            if asked:
+                log_rates = self._rates().forecast([record.config for record in asked]).log_rate
+                for record, log_rate in zip(asked, log_rates, strict=True):
+                    believed[record.number] = float(log_rate)
+            return {record.number: believed[record.number] for record in feasible}
+
+        return self._believed.of((ended, self.is_informed), forecast)
 
     @property
     def _no_effect(self) -> frozenset[str]:
         """Settings without effect, by the measurements of the sides."""
-        return no_effect_settings(self.sides or (), self.study.space)
-
-    @property
-    def _runs_so_far(self) -> _Stamp:
-        """The stamp of the data so far; a comparison or a repeat may make a trial infeasible later."""
-        runs = 0
-        feasible = 0
-        for record in self.study.ended:
-            runs += len(record.results)
-            feasible += record.is_feasible
-        return runs, feasible
+        return no_effect_settings(self.sides, self.study.space)
 
     def _rates(self) -> RateModel:
         """Return the throughput model of everything measured so far."""
-        stamp = self._runs_so_far
-        before = self._model
-        if before is not None and before[0] == stamp:
-            return before[1]
-        environment = self.study.space.environment
-        spread = self.study.spread
-        observed = list(
-            rate_observations(self.sides or [], self.study.ended, environment.device_kind)
-        )
-        if before is None:
-            model = RateModel(observed, environment, spread, self.study.space.policy.costs)
-        else:
-            model = before[1].with_observations(observed, spread)
-        self._model = stamp, model
-        return model
+        ended = self.study.ended
+
+        def fit(before: RateModel | None) -> RateModel:
+            environment = self.study.space.environment
+            observed = list(rate_observations(self.sides, ended, environment.device_kind))
+            if before is None:
+                return RateModel(
+                    observed, environment, self.study.spread, self.study.space.policy.costs
+                )
+            return before.with_observations(observed, self.study.spread)
+
+        return self._model.of(ended, fit)
 
     def _memory(self) -> MemoryModel:
         """Return the memory model of everything measured so far."""
-        sides = self.sides or []
+        ended = self.study.ended
         space = self.study.space
-        stamp = self._runs_so_far, len(sides)
-        if self._peaks is None or self._peaks[0] != stamp:
-            only_ram = space.environment.has_only_ram
-            model = memory_of_trials(
-                sides, self.study.ended, space.limit_bytes, limit_is_ram=only_ram
-            )
-            self._peaks = stamp, model
-        return self._peaks[1]
-
-    def _is_first_group(self, config: TrainingConfig) -> bool:
-        """Return True for several devices of which no trial with this strategy was measured."""
-        measured = [record.config for record in self.study.ended if record.measurement]
-        kinds = {(one.strategy, one.world_size) for one in measured}
-        return config.world_size > 1 and (config.strategy, config.world_size) not in kinds
+        return self._peaks.of(
+            (ended, len(self.sides)),
+            lambda _: memory_of_trials(
+                self.sides,
+                ended,
+                space.limit_bytes,
+                limit_is_ram=space.environment.has_only_ram,
+            ),
+        )
 
     def _near(self, best: TrainingConfig) -> list[tuple[Params, TrainingConfig]]:
         """Return the candidates near the best and the fastest trials, without settings that have no effect."""
         space = self.study.space
-        if self._candidates is None or self._candidates[0] is not space:
-            self._candidates = space, Candidates(pin_to_baseline(space, self._no_effect), self.seed)
+        candidates = self._candidates.of(
+            id(space), lambda _: Candidates(pin_to_baseline(space, self._no_effect), self.seed)
+        )
         believed = self.believed()
         ended = [record for record in self.study.ended if record.number in believed]
         rates = {record.config: believed[record.number] for record in ended}
         fastest = sorted(rates, key=rates.__getitem__, reverse=True)[: self._trials.fastest]
         unchanged = {name: getattr(space.baseline, name) for name in self._no_effect}
-        found = self._candidates[1].near(list(dict.fromkeys([best, *fastest])))
+        found = candidates.near(list(dict.fromkeys([best, *fastest])))
         return [({**params, **unchanged}, config) for params, config in found]
 
+    def _foresee(self, best: TrialRecord) -> Outlook:
+        """Forecast the candidates, and pick the most promising of those that fit, are open and informative.
 
-def _baseline_points(space: ResolvedSpace, ceilings: CeilingBook) -> Curves:
-    """Return the points that the baseline's trial has measured; none if it ran on several devices."""
-    own = space.baseline
-    if own.world_size > 1:
-        return Curves()
-    known = dict[str, tuple[CurvePoint, ...]]()
-    for side in SIDES:
-        ceiling = ceilings.ceiling_of(side, own)
-        if ceiling is not None and not ceilings.is_in_doubt(side, own):
-            known[side] = (CurvePoint(changes={}, ceiling=ceiling),)
-    return Curves.model_validate(known)
+        Weigh each gain by the seconds of its trial. A trial that takes too long for the time left
+        is picked only if no other is left. Gains are over the highest believed throughput, since a
+        measured one may be lucky. Source of this plug-in: Picheny, Wagner, Ginsbourger 2013, "A
+        benchmark of kriging-based infill criteria for noisy optimization".
+        """
+        study = self.study
+        space = study.space
+        trials = self._trials
+        rates = self._rates()
+        best_rate = exp(max(self.believed().values()))
+        candidates = self._near(best.config)
+        configs = [config for _, config in candidates]
+        tried = tried_in(study)
+        running = [trial.config for trial in study.running]
+        forecast = rates.forecast(configs, running)
+        fits = self._memory().chance_to_fit(configs, space.limit_bytes)
+        failed = [record.config for record in study.ended if has_failed(record)]
+        feasible = [record.config for record in study.ended if record.is_feasible]
+
+        # the gain over the best so far, and over what is running
+        bar = best_rate
+        if running:
+            bar = max([best_rate, *np.exp(rates.forecast(running).log_rate)])
+        gains = np.minimum(expected_gain(forecast, bar), most_gain(forecast, bar))
+        gains = gains * fits * chance_to_run(configs, failed, feasible)
+        is_open = np.array([study.is_open(config) for config in configs])
+        may_try = is_open & (fits >= trials.sure_to_fit)
+        is_informative = may_try & ~redundant_among(configs, forecast, tried)
+
+        # the lowest ceiling among those that are likely to fit
+        left_out = np.array([study.is_left_out(config) for config in configs])
+        inside = (fits >= trials.likely_to_fit) & ~left_out
+        ceilings = dict[str, float]()
+        for side in (*SIDES, "host"):
+            highest: Floats = getattr(forecast, side) * np.exp(
+                trials.ceiling_sds * getattr(forecast, f"{side}_sd")
+            )
+            ceilings[side] = float(highest[inside].max(initial=0.0))
+        lower_side = min(ceilings, key=ceilings.__getitem__)
+
+        # the fastest at the baseline's global batch, tried or not
+        has_run = set(tried)
+        keeps = np.array([config.global_batch_ratio(space.baseline) == 1 for config in configs])
+        keeps &= is_informative | np.array([config in has_run for config in configs])
+        same = int(np.argmax(np.where(keeps, forecast.log_rate, -inf)))
+
+        # the largest gain for each second of its trial, if possible within the time left
+        trials_s = self._trial_seconds(configs, np.exp(forecast.log_rate))
+        soon = is_informative & (trials_s <= self.time.longest_s)
+        eligible = soon if soon.any() else is_informative
+        first = int(np.argmax(np.where(eligible, gains / trials_s, -1.0)))
+        return Outlook(
+            params=candidates[first][0] if is_informative.any() else None,
+            gain=float(gains[is_informative].max(initial=0.0)),
+            same_batch=candidates[same][0] if keeps.any() else None,
+            best_rate=best_rate,
+            lower_ceiling=ceilings[lower_side] or inf,
+            lower_side=lower_side,
+        )
+
+    def _trial_seconds(self, configs: Sequence[TrainingConfig], expected: Floats) -> Floats:
+        """Return the seconds that a trial of each configuration should take, from its expected samples/s."""
+        time = self.time
+        pairs = list(zip(configs, expected, strict=True))
+        epoch_samples = self.study.space.facts.dataset_length
+        if time.is_short_search:
+            trials_s = [measuring_s(config, rate, epoch_samples) for config, rate in pairs]
+            rebuild_s = self._trials.rebuilds * time.build_s
+            alone_s = [0.0 if shares_process(config) else rebuild_s for config in configs]
+            return np.add(trials_s, alone_s)
+        # a slow start, or slow steps, must promise more
+        waits_s = np.array([first_batches_s(config, rate, epoch_samples) for config, rate in pairs])
+        slow_s = np.array([steps_s(config, rate) for config, rate in pairs])
+        beyond_s = np.maximum(waits_s - self._trials.short_wait_s, 0.0)
+        beyond_s += np.maximum(slow_s - time.limits.shortest_window_s, 0.0)
+        return time.shortest_trial_s + beyond_s
 
 
-def make_proposer(
-    time: TimeBudget, *, seed: int, keep: Callable[[Curves], None] = lambda _: None
-) -> Proposer:
-    """Return the proposer of the study's search method.
+def tried_in(study: Study) -> list[TrainingConfig]:
+    """Return the configurations with a measured throughput, also of trials that were stopped early."""
+    return [
+        record.config
+        for record in study.ended
+        if record.measurement is not None or record.result.blocks
+    ]
 
-    Args:
-        time: The time budget, with the study.
-        seed: Seed of the model's random candidates.
-        keep: Called with the curves of loader and device once these were measured.
+
+def _least_loader_cpu_s(loaders: Sequence[ConfiguredPoint]) -> float:
+    """Return the CPU seconds per sample of the cheapest loader; 0 if none was measured.
+
+    Only threads and batch change a loader's work. Take the median of all points that agree in
+    these, since a stretch of 0.2 s counts CPU time in steps of 5 %.
     """
-    if time.study.method.has_model:
-        return ModelProposer(time, seed, keep)
-    return SamplerProposer(time.study)
+    groups = dict[tuple[int, int], list[float]]()
+    for side in loaders:
+        cpu_s = side.point.cpu_s_per_sample
+        if side.point.ceiling is not None and cpu_s is not None:
+            key = side.config.worker_threads or 0, side.config.micro_batch_size
+            groups.setdefault(key, []).append(cpu_s)
+    return min(map(median, groups.values()), default=0.0)

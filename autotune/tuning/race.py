@@ -40,7 +40,7 @@ class Race:
     """Time of the search when proving the leader's gain began."""
     _budget_s: float = 0.0
     """Seconds that this may take."""
-    _challenged: int = 0
+    _repeated: int = 0
     """Repeats so far of trials that may be better than the leader."""
     _analyzed_pairs: int = 0
     """Pairs of runs at the last interim analysis."""
@@ -49,7 +49,7 @@ class Race:
     def _proof(self) -> Proof:
         return self.time.policy.proof
 
-    def is_baseline_due(self) -> bool:
+    def is_baseline_due(self, baseline: TrialRecord, best: TrialRecord | None) -> bool:
         """Return True if enough other runs have ended since the baseline's, and it is a valid reference."""
         since = 0
         for run in reversed(self.ledger.runs):
@@ -58,33 +58,25 @@ class Race:
             since += 1
         if self.time.is_short_search or since < self._proof.baseline_every:
             return False
-        found = self.outcome()
-        baseline = found.baseline
-        if baseline is None or not baseline.is_feasible:
-            return False
         # a failed repeat is no reference, and the next one would be due at once
-        has_failed = bool(baseline.repeats) and baseline.repeats[-1].outcome != "ok"
-        return not has_failed and not self._is_clear(found)
-
-    def _is_clear(self, found: SearchOutcome) -> bool:
-        """Return True if the best is so far ahead that another run of the baseline decides nothing."""
-        best = found.best
-        evidence = found.evidence
-        if best is None or best.number == 0 or evidence.count(0) < self._proof.fewest_runs:
+        if not baseline.is_feasible or baseline.results[-1].outcome != "ok":
             return False
+        # another run decides nothing if the best is far ahead
+        evidence = self.ledger.evidence
+        if best is None or best.number == 0 or evidence.count(0) < self._proof.fewest_runs:
+            return True
         contrast = evidence.contrast(best.number, 0)
-        return contrast is not None and contrast.chance_below(0.0) < self._proof.clear
+        return contrast is None or contrast.chance_below(0.0) >= self._proof.clear
 
     def next_run(self) -> TrialRecord | None:
         """Return the trial to run again once no trial promises more; None if the search is decided."""
-        found = self.outcome()
-        finalists = Finalists.of(found)
+        finalists = Finalists.of(self.outcome())
         baseline = finalists.baseline
         leader = finalists.leader()
         if leader is None:
             self.is_settled = True
             return None
-        if not self._has_time(found):
+        if not self._has_time:
             return None
         if baseline is not None:
             failed_repeats = sum(run.outcome != "ok" for run in baseline.repeats)
@@ -93,18 +85,25 @@ class Race:
                 return None
             for record in finalists.records:
                 if record.number == self.leader:
-                    return self._next_of_the_two(record, baseline, found)
+                    return self._next_of_the_two(record, baseline)
         return self._settle(finalists, leader)
 
     def _settle(self, finalists: Finalists, leader: TrialRecord) -> TrialRecord | None:
         """Choose the leader; return the trial that must run before that, or the first run of the proof."""
-        found = finalists.found
+        evidence = finalists.found.evidence
         baseline = finalists.baseline
         # decide first whether a larger batch is worth it
         contested = self._contested(finalists)
         if contested is not None:
             return contested
-        if baseline is not None and self._is_hopeless(leader, found):
+        contrast = evidence.contrast(leader.number, 0)
+        is_known = evidence.count(0) >= self._proof.fewest_runs
+        if (
+            baseline is not None
+            and contrast is not None
+            and is_known
+            and self._is_hopeless(contrast)
+        ):
             self.is_settled = True
             return None
         # repeat the leader, and what may well be better
@@ -123,44 +122,34 @@ class Race:
         self._from_s = self.time.clock.elapsed_s
         self._analyzed_pairs = 0
         self._budget_s = self._settle_s
-        return self._next_of_the_two(leader, baseline, found)
+        return self._next_of_the_two(leader, baseline)
 
-    def _is_hopeless(self, leader: TrialRecord, found: SearchOutcome) -> bool:
-        """Return True if a worthwhile gain is unlikely, given the runs of baseline and leader."""
-        contrast = found.evidence.contrast(leader.number, 0)
-        if contrast is None or found.evidence.count(0) < self._proof.fewest_runs:
-            return False
+    def _is_hopeless(self, contrast: Contrast) -> bool:
+        """Return True if a worthwhile gain is unlikely."""
         return chance_worthwhile(contrast, self._proof) < self._proof.unlikely
 
-    @property
-    def left_s(self) -> float:
-        """The most seconds that the proof may still take."""
-        if self.is_settled:
-            return 0.0
-        if self.leader is None:
-            return self._settle_s
-        return max(0.0, self._budget_s - (self.time.clock.elapsed_s - self._from_s))
-
-    def expected_s(self) -> float | None:
+    def settling_s(self, best: TrialRecord | None) -> float | None:
         """Return the seconds that the proof should still take; None before the best differs from the baseline.
 
         A large gain is proven and known well enough by the runs of the search and a few more. A
         small one takes all the time there is, unless it turns out to be none.
         """
-        found = self.outcome()
         number = self.leader
-        if number is None and found.best is not None:
-            number = found.best.number
+        if number is None and best is not None:
+            number = best.number
         contrast = None
         if number is not None:
-            contrast = found.evidence.contrast(number, 0)
-        if self.is_settled or (contrast is None and self.leader is not None):
-            return self.left_s
-        if contrast is None or number == 0:
+            contrast = self.ledger.evidence.contrast(number, 0)
+        if self.is_settled:
+            return 0.0
+        if self.leader is None and (contrast is None or number == 0):
             return None
-        if contrast.value <= self._proof.large_gain:
-            return self.left_s
-        return min(self._proof.large_gain_runs * found.run_s, self.left_s)
+        left_s = self._settle_s
+        if self.leader is not None:
+            left_s = max(0.0, self._budget_s - (self.time.clock.elapsed_s - self._from_s))
+        if contrast is None or contrast.value <= self._proof.large_gain:
+            return left_s
+        return min(self._proof.large_gain_runs * self.time.run_s, left_s)
 
     @property
     def _settle_s(self) -> float:
@@ -173,9 +162,10 @@ class Race:
             return limits.short_search_deciding_builds * self.time.build_s
         return limits.deciding_s
 
-    def _has_time(self, found: SearchOutcome) -> bool:
+    @property
+    def _has_time(self) -> bool:
         left_s = self.time.clock.left_s
-        return left_s is None or left_s >= found.run_s
+        return left_s is None or left_s >= self.time.run_s
 
     def _contested(self, finalists: Finalists) -> TrialRecord | None:
         """Return the best larger batch or the best at the baseline's, whichever ran less; None if it is decided."""
@@ -188,26 +178,33 @@ class Race:
             return None
         if finalists.is_worth_it(larger, own) is not None:
             return None
-        both = [one for one in (larger, own) if self._runs_of(one) < self._proof.most_contested]
-        return min(both, key=self._runs_of, default=None)
+        both = [one for one in (larger, own) if len(one.results) < self._proof.most_contested]
+        return min(both, key=lambda one: len(one.results), default=None)
 
     def _unsure(self, finalists: Finalists, leader: TrialRecord) -> TrialRecord | None:
-        """Return the trial to repeat before the proof: the leader, then what may well be better; else None."""
-        if self._runs_of(leader) < self._proof.fewest_runs:
+        """Return the trial to repeat before the proof: the leader, then what may well be better; else None.
+
+        Failed runs count too, so that none is repeated for ever.
+        """
+        if len(leader.results) < self._proof.fewest_runs:
             return leader
-        if self._challenged >= self._proof.most_challenged or self.time.is_short_search:
+        if self._repeated >= self._proof.most_repeats or self.time.is_short_search:
             return None
         found = finalists.found
         most = finalists.batch_ratio(leader)
-        fastest = finalists.by_rank[: 2 * self._proof.most_challenged]
-        others = [one for one in fastest if one is not leader]
-        others = [one for one in others if self._runs_of(one) < self._proof.fewest_runs]
-        others = [one for one in others if finalists.batch_ratio(one) <= most]
+        fastest = finalists.by_rank[: 2 * self._proof.most_repeats]
+        others = [
+            one
+            for one in fastest
+            if one is not leader
+            and len(one.results) < self._proof.fewest_runs
+            and finalists.batch_ratio(one) <= most
+        ]
         gains = {one.number: self._expected_gain(one, leader, found) for one in others}
         best = max(others, key=lambda one: gains[one.number], default=None)
         if best is None or gains[best.number] < self.time.policy.trials.least_gain:
             return None
-        self._challenged += 1
+        self._repeated += 1
         return best
 
     def _expected_gain(self, one: TrialRecord, leader: TrialRecord, found: SearchOutcome) -> float:
@@ -219,17 +216,15 @@ class Race:
         normal = NormalDist(0.0, contrast.sd)
         return ahead * normal.cdf(ahead) + contrast.sd**2 * normal.pdf(ahead)
 
-    def _next_of_the_two(
-        self, leader: TrialRecord, baseline: TrialRecord, found: SearchOutcome
-    ) -> TrialRecord | None:
+    def _next_of_the_two(self, leader: TrialRecord, baseline: TrialRecord) -> TrialRecord | None:
         """Return whichever of leader and baseline ran less often; None if decided, or out of time."""
         spent_s = self.time.clock.elapsed_s - self._from_s
         ledger = self.ledger
         pairs = ledger.pairs
         is_last = (
-            spent_s + 2 * found.run_s > self._budget_s
+            spent_s + 2 * self.time.run_s > self._budget_s
             or pairs >= self._proof.most_pairs
-            or not self._has_time(found)
+            or not self._has_time
         )
         # an interim analysis after each further pair of runs, and a final one
         if pairs > self._analyzed_pairs or (is_last and pairs):
@@ -237,8 +232,8 @@ class Race:
             used = 1.0 if self._budget_s <= 0 else spent_s / self._budget_s
             ledger.analyze(max(used, pairs / self._proof.most_pairs), is_last=is_last)
         contrast = ledger.evidence.contrast(leader.number, 0)
-        leader_runs = self._runs_of(leader)
-        baseline_runs = self._runs_of(baseline)
+        leader_runs = len(leader.results)
+        baseline_runs = len(baseline.results)
         is_known = min(leader_runs, baseline_runs) >= self._proof.fewest_runs
         if contrast is not None and is_known and self._is_decided(leader.number, contrast, spent_s):
             self.is_settled = True
@@ -257,12 +252,9 @@ class Race:
             half_width = log(ratio.high / ratio.low) / 2
             precise = max(self._proof.precise, self._proof.precise_share * log(ratio.value))
             return half_width <= precise
-        if chance_worthwhile(contrast, self._proof) < self._proof.unlikely:
+        if self._is_hopeless(contrast):
             return True
-        return self._is_futile(contrast, spent_s)
-
-    def _is_futile(self, contrast: Contrast, spent_s: float) -> bool:
-        """Return True if a gain of the expected size could not be proven in the time for the proof."""
+        # could a gain of the expected size be proven in the time for the proof?
         pairs = self.ledger.pairs
         if pairs < self._proof.futile_after:
             return False
@@ -274,7 +266,3 @@ class Race:
         usual_variance = self._proof.usual_gain_sd**2
         shrunk = contrast.value * usual_variance / (usual_variance + contrast.sd**2)
         return shrunk < error
-
-    def _runs_of(self, record: TrialRecord) -> int:
-        """Count a trial's runs, failed ones too, so that none is repeated for ever."""
-        return len(record.results)

@@ -43,7 +43,7 @@ class Finalists:
         return cls(found, [record for record in fitting if may_win(record.number)])
 
     @classmethod
-    def sound(cls, found: SearchOutcome) -> Finalists:
+    def recommendable(cls, found: SearchOutcome) -> Finalists:
         """Return the finalists; after one failed on the largest samples, only the baseline and those that passed.
 
         Where none of these is feasible, return all finalists.
@@ -69,17 +69,15 @@ class Finalists:
         others = [record for record in self.records if record.number != 0]
         return sorted(others, key=self.found.believed_score, reverse=True)
 
-    def chosen(self, settled: int | None = None) -> TrialRecord | None:
+    def winner(self) -> TrialRecord | None:
         """Return the winner; None if nothing is feasible.
 
         A proven trial keeps its place against one that is only believed to be faster, by fewer
         runs, unless that one's runs are faster beyond noise.
-
-        Args:
-            settled: Number of the trial with the largest proven gain, if any.
         """
         if not self.records:
             return None
+        settled = self.found.most_proven
         choice = self.choice_of(self.records, settled)
         proven = next((record for record in self.records if record.number == settled), None)
         if proven is None or choice.number in {0, *self.found.proven}:
@@ -193,14 +191,14 @@ def select(found: SearchOutcome) -> Recommendation | None:
     Args:
         found: Everything that was measured and proven, also of a search that is not over.
     """
-    finalists = Finalists.sound(found)
-    chosen = finalists.chosen(found.settled)
-    if chosen is None:
+    finalists = Finalists.recommendable(found)
+    winner = finalists.winner()
+    if winner is None:
         return None
-    advice = _lr_advice(chosen.config, found)
-    verdict = _verdict(chosen, finalists)
+    advice = _lr_advice(winner.config, found)
+    verdict = _verdict(winner, finalists)
     # how it compares with the baseline
-    gain = finalists.gain_of(chosen)
+    gain = finalists.gain_of(winner)
     measured_speedup = None
     gain_probability = None
     if gain is not None:
@@ -208,69 +206,66 @@ def select(found: SearchOutcome) -> Recommendation | None:
         gain_probability = 1 - believe(gain, finalists.proof).chance_below(0.0)
     # the best at the baseline's global batch, for users who keep that
     own = [record for record in finalists.records if finalists.batch_ratio(record) == 1]
-    same: TrialRecord | None = None
-    if finalists.batch_ratio(chosen) == 1:
-        same = chosen
-    elif own:
-        same = finalists.choice_of(own, found.settled)
+    same = winner if finalists.batch_ratio(winner) == 1 else None
+    if own and same is None:
+        same = finalists.choice_of(own, found.most_proven)
     return Recommendation(
-        config=chosen.config.model_copy(update={"lr": advice.lr}),
-        number=chosen.number,
+        config=winner.config.model_copy(update={"lr": advice.lr}),
+        number=winner.number,
         verdict=verdict,
-        speedup=_speedup(chosen, finalists),
+        speedup=_speedup(winner, finalists),
         measured_speedup=measured_speedup,
         gain_probability=gain_probability,
-        more_s=_more_s(chosen, finalists) if verdict == "unconfirmed" else None,
+        more_s=_more_s(winner, finalists) if verdict == "unconfirmed" else None,
         lr_advice=advice,
         same_batch=None if same is None else same.config,
         same_batch_number=None if same is None else same.number,
         same_batch_speedup=None if same is None else _speedup(same, finalists),
-        larger_batch=_larger_batch(chosen, same, finalists),
-        reasons=tuple(_reasons(chosen, finalists, verdict)),
-        confirmations=_confirmations(chosen, finalists),
-        stress=found.stresses.get(chosen.number),
+        larger_batch=_larger_batch(winner, same, finalists),
+        reasons=tuple(_reasons(winner, finalists, verdict)),
+        confirmations=_confirmations(winner, finalists),
+        stress=found.stresses.get(winner.number),
         overloaded=found.overloaded,
-        is_outrun=_is_outrun(chosen, finalists),
+        is_outrun=_is_outrun(winner, finalists),
     )
 
 
-def _confirmations(chosen: TrialRecord, finalists: Finalists) -> tuple[TrialRecord, ...]:
+def _confirmations(winner: TrialRecord, finalists: Finalists) -> tuple[TrialRecord, ...]:
     """Return the baseline, the winner and all that ran more than once; nothing if only the baseline ran."""
     records = finalists.found.records
     if all(record.number == 0 for record in records):
         return ()
-    ran = [record for record in records if record.runs and record.is_feasible]
-    shown = {0, chosen.number}
-    return tuple(record for record in ran if record.number in shown or len(record.runs) > 1)
+    shown = {0, winner.number}
+    return tuple(
+        record
+        for record in records
+        if record.is_feasible and (record.number in shown or len(record.runs) > 1)
+    )
 
 
-def _is_outrun(chosen: TrialRecord, finalists: Finalists) -> bool:
+def _is_outrun(winner: TrialRecord, finalists: Finalists) -> bool:
     """Return True if a trial that may not be used was faster: it was refused, or exceeds the memory limit."""
     usable = {record.number for record in finalists.records}
-    throughput = {
-        record.number: record.measurement.samples_per_s
-        for record in finalists.found.records
-        if record.measurement
-    }
-    unusable = [throughput[number] for number in throughput if number not in usable]
-    return any(samples_per_s > throughput[chosen.number] for samples_per_s in unusable)
+    own = winner.measurement
+    unusable = [one.measurement for one in finalists.found.records if one.number not in usable]
+    return own is not None and any(run.samples_per_s > own.samples_per_s for run in unusable if run)
 
 
 def _larger_batch(
-    chosen: TrialRecord, same: TrialRecord | None, finalists: Finalists
+    winner: TrialRecord, same: TrialRecord | None, finalists: Finalists
 ) -> LargerBatch | None:
     """Compare the best at a larger global batch, worth it or not, with the best at the baseline's.
 
     Args:
-        chosen: The winner; if its batch is larger, it is the one that is compared.
+        winner: The winner; if its batch is larger, it is the one that is compared.
         same: The trial that is shown as the best at the baseline's global batch.
         finalists: The finalists.
     """
     larger = [record for record in finalists.records if finalists.batch_ratio(record) > 1]
     if not larger:
         return None
-    best = chosen
-    if finalists.batch_ratio(chosen) <= 1:
+    best = winner
+    if finalists.batch_ratio(winner) <= 1:
         best = max(larger, key=finalists.found.believed_score)
     # take the smaller of the gains over the fastest and over what is shown
     own = finalists.fastest_at_own_batch(finalists.records)
@@ -301,20 +296,20 @@ def _break_even(larger: TrialRecord, over: Interval, finalists: Finalists) -> In
     return Interval(value=of_value, low=of_high, high=inf if of_low is None else of_low)
 
 
-def _verdict(chosen: TrialRecord, finalists: Finalists) -> Verdict:
+def _verdict(winner: TrialRecord, finalists: Finalists) -> Verdict:
     if finalists.baseline is None:
         return "baseline_infeasible"
-    if chosen.number == 0:
+    if winner.number == 0:
         return "already_best" if finalists.found.is_settled else "unconfirmed"
-    is_proven = chosen.number in finalists.found.proven and _is_compared(chosen, finalists.found)
+    is_proven = winner.number in finalists.found.proven and _is_compared(winner, finalists.found)
     return "faster" if is_proven else "unconfirmed"
 
 
-def _is_compared(chosen: TrialRecord, found: SearchOutcome) -> bool:
+def _is_compared(winner: TrialRecord, found: SearchOutcome) -> bool:
     """Return True unless the winner's precision must be compared with float32 and was not, after an interruption."""
-    if not needs_guard(chosen.config, found.space.baseline):
+    if not needs_guard(winner.config, found.space.baseline):
         return True
-    key = guard_key(chosen.config)
+    key = guard_key(winner.config)
     guarded = [record for record in found.records if record.result.guard is not None]
     return any(
         record.result.outcome == "ok" and guard_key(record.config) == key for record in guarded
@@ -331,13 +326,13 @@ def _speedup(record: TrialRecord, finalists: Finalists) -> Interval | None:
     return believe(gain, finalists.proof).ratio()
 
 
-def _more_s(chosen: TrialRecord, finalists: Finalists) -> float | None:
+def _more_s(winner: TrialRecord, finalists: Finalists) -> float | None:
     """Estimate the seconds of further pairs of runs that would prove the measured gain; None if too many."""
     found = finalists.found
-    gain = finalists.gain_of(chosen)
+    gain = finalists.gain_of(winner)
     if gain is None or gain.value <= 0 or found.run_s <= 0:
         return None
-    pairs = max(1, min(found.evidence.count(chosen.number), found.evidence.count(0)))
+    pairs = max(1, min(found.evidence.count(winner.number), found.evidence.count(0)))
     needed = pairs * (finalists.proof.sure_sds * gain.sd / gain.value) ** 2
     more_s = 2 * found.run_s * max(1, ceil(needed - pairs))
     return more_s if more_s <= finalists.proof.longest_wait_s else None
@@ -349,30 +344,30 @@ def _lr_advice(config: TrainingConfig, found: SearchOutcome) -> LrAdvice:
     return scale_lr(baseline.lr, ratio, found.space.objective.lr_rule, found.space.facts.optimizer)
 
 
-def _reasons(chosen: TrialRecord, finalists: Finalists, verdict: Verdict) -> Iterator[Note]:
+def _reasons(winner: TrialRecord, finalists: Finalists, verdict: Verdict) -> Iterator[Note]:
     """Yield the notes that explain the recommendation."""
     reference = finalists.baseline
     found = finalists.found
     if reference is None:
         yield messages.baseline_is_no_reference()
-    yield _why_this(chosen, finalists)
-    if chosen.number == 0:
+    yield _why_this(winner, finalists)
+    if winner.number == 0:
         return
-    runs = found.evidence.count(chosen.number)
+    runs = found.evidence.count(winner.number)
     baseline_runs = found.evidence.count(0)
     if verdict == "faster":
-        yield messages.proven(exp(found.proven[chosen.number]) - 1, runs, baseline_runs)
-    elif reference is not None and (gain := finalists.gain_of(chosen)) is not None:
+        yield messages.proven(exp(found.proven[winner.number]) - 1, runs, baseline_runs)
+    elif reference is not None and (gain := finalists.gain_of(winner)) is not None:
         yield messages.not_proven(
             1 - believe(gain, finalists.proof).chance_below(0.0), runs, baseline_runs
         )
-    if not _is_compared(chosen, found):
-        yield messages.precision_unchecked(chosen.config.amp_dtype)
+    if not _is_compared(winner, found):
+        yield messages.precision_unchecked(winner.config.amp_dtype)
     if reference is not None:
-        yield messages.changed_settings([*changed_settings(chosen.config, reference.config)])
+        yield messages.changed_settings([*changed_settings(winner.config, reference.config)])
 
 
-def _why_this(chosen: TrialRecord, finalists: Finalists) -> Note:
+def _why_this(winner: TrialRecord, finalists: Finalists) -> Note:
     """Return the note with the reason for this choice."""
     found = finalists.found
     # larger batches that are not worth it, and the number of the other configurations
@@ -385,11 +380,11 @@ def _why_this(chosen: TrialRecord, finalists: Finalists) -> Note:
     configurations = len(found.records)
     if dropped:
         configurations = sum(found.batch_ratio(record.config) <= 1 for record in found.records)
-    is_outrun = _is_outrun(chosen, finalists)
-    if chosen.number == 0 and found.overloaded:
-        untested = Finalists.of(found).chosen()
+    is_outrun = _is_outrun(winner, finalists)
+    if winner.number == 0 and found.overloaded:
+        untested = Finalists.of(found).winner()
         return messages.faster_ones_overloaded(untested is not None and untested.number != 0)
-    if chosen.number == 0:
+    if winner.number == 0:
         # the best of the others, which may be faster by the upper end of their gains
         others = [record for record in finalists.by_rank if record not in dropped][:3]
         gains = [finalists.gain_of(record) for record in others]
@@ -402,7 +397,7 @@ def _why_this(chosen: TrialRecord, finalists: Finalists) -> Note:
         )
     others = [record for record in finalists.records if record not in dropped]
     best = max(others, key=found.believed_score)
-    behind = finalists.over(chosen, best)
-    if best.number != chosen.number and behind is not None and behind.value < 1:
+    behind = finalists.over(winner, best)
+    if best.number != winner.number and behind is not None and behind.value < 1:
         return messages.simplest_of_the_best(best.number, behind.value)
     return messages.best_believed(configurations, is_outrun, bool(dropped))

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,6 +24,7 @@ from urllib.parse import quote
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
+from optuna.storages import BaseStorage, InMemoryStorage, RDBStorage
 from optuna.storages._rdb.models import BaseModel
 from optuna.trial import TrialState
 from sqlalchemy import URL, Engine, event
@@ -55,13 +56,13 @@ _STUMBLES = (ValueError, LookupError, TypeError, AttributeError, AssertionError,
 """Errors that Optuna raises for a database of another program, or of another version of Optuna."""
 
 
-def open_storage(path: Path | None) -> optuna.storages.BaseStorage:
+def open_storage(path: Path | None) -> BaseStorage:
     """Open the storage in a SQLite file, or in memory if there is no path."""
-    return optuna.storages.InMemoryStorage() if path is None else _sqlite(path)
+    return InMemoryStorage() if path is None else _sqlite(path)
 
 
 def open_optuna(
-    storage: optuna.storages.BaseStorage,
+    storage: BaseStorage,
     path: Path | None,
     identity: Mapping[str, str],
     seed: int,
@@ -124,7 +125,7 @@ def open_finished(path: Path) -> optuna.Study:
     )
 
 
-def _sqlite(path: Path) -> optuna.storages.RDBStorage:
+def _sqlite(path: Path) -> RDBStorage:
     """Open Optuna's storage in a SQLite file, after a check for damage.
 
     A write-ahead log takes one wait for the disk a commit, a rollback journal four. The file
@@ -135,7 +136,7 @@ def _sqlite(path: Path) -> optuna.storages.RDBStorage:
         if found != "ok":
             raise sqlite3.DatabaseError(" ".join(found.split()))
         connection.execute("PRAGMA journal_mode=WAL")
-    storage = optuna.storages.RDBStorage(_address(path))
+    storage = RDBStorage(_address(path))
     event.listen(storage.engine, "connect", _synchronize)
     storage.engine.dispose()  # connections from before the listener
     weakref.finalize(storage, _let_go, storage.engine)
@@ -157,9 +158,9 @@ def _address(path: Path) -> str:
     return url.render_as_string()  # from SQLAlchemy 2.1 on a URL's database is quoted once more
 
 
-def release(storage: optuna.storages.BaseStorage) -> None:
+def release(storage: BaseStorage) -> None:
     """Close a study's file; Optuna opens it again when the study is used."""
-    if isinstance(storage, optuna.storages.RDBStorage):
+    if isinstance(storage, RDBStorage):
         storage.remove_session()
         _let_go(storage.engine)
 
@@ -177,7 +178,7 @@ def _let_go(engine: Engine) -> None:
         vars(mapper).pop("_compiled_cache", None)
 
 
-def _copied(path: Path) -> optuna.storages.RDBStorage:
+def _copied(path: Path) -> RDBStorage:
     """Open a copy of a read-only file and its log; the copy is removed with the storage."""
     folder = TemporaryDirectory(prefix="autotune-", ignore_cleanup_errors=True)
     try:
@@ -335,22 +336,20 @@ def distributions_of(space: ResolvedSpace) -> dict[str, BaseDistribution]:
     `compose` refuses that value to other trials if the space does not have it.
     """
     baseline = params_of(space.baseline, space)
-    return {
-        name: _distribution(domain, baseline, name) for name, domain in space.parameters.items()
-    }
-
-
-def _distribution(domain: Domain, baseline: Mapping[str, Any], name: str) -> BaseDistribution:
-    own = baseline.get(name)
-    if isinstance(domain, IntRange):
-        ends = [domain.low, domain.high]
-        if isinstance(own, int):
-            ends.append(own)
-        return IntDistribution(min(ends), max(ends), log=domain.log and min(ends) >= 1)
-    values = list(domain.values)
-    if name in baseline and own not in domain:
-        values.append(own)
-    return CategoricalDistribution(values)
+    found = dict[str, BaseDistribution]()
+    for name, domain in space.parameters.items():
+        own = baseline.get(name)
+        if isinstance(domain, IntRange):
+            ends = [domain.low, domain.high]
+            if isinstance(own, int):
+                ends.append(own)
+            is_log = domain.log and min(ends) >= 1
+            found[name] = IntDistribution(min(ends), max(ends), log=is_log)
+        elif name in baseline and own not in domain:
+            found[name] = CategoricalDistribution([*domain.values, own])
+        else:
+            found[name] = CategoricalDistribution(domain.values)
+    return found
 
 
 def read_records(study: optuna.Study) -> list[TrialRecord]:
@@ -362,7 +361,12 @@ def read_records(study: optuna.Study) -> list[TrialRecord]:
     records = []
     for attributes in measured:
         record = compacted(TrialRecord.model_validate_json(attributes[_RECORD]))
-        records.append(_as_kept(record, of_study))
+        answer = of_study.get(f"{_ANSWER}{record.number}")
+        if answer is not None:
+            record = answered(record, TrialResult.model_validate_json(answer))
+        for run in of_study.get(f"{_REPEATS}{record.number}", []):
+            record = record.with_run(compacted(TrialResult.model_validate_json(run)))
+        records.append(record)
     return records
 
 
@@ -385,9 +389,9 @@ def lacks_baseline(study: optuna.Study) -> bool:
     return TrialRecord.model_validate_json(written).outcome in {"crashed", "invalid"}
 
 
-def is_promising(attributes: Mapping[str, Any]) -> bool:
-    """Return True if the model expected the largest gain of the trial with these user attributes."""
-    return bool(attributes.get("role") == PROMISING["role"])
+def is_promising(trial: optuna.trial.BaseTrial) -> bool:
+    """Return True if the model expected the largest gain of a trial."""
+    return bool(trial.user_attrs.get("role") == PROMISING["role"])
 
 
 def write_figures(trial: optuna.Trial, record: TrialRecord, reference_rate: float | None) -> None:
@@ -401,9 +405,8 @@ def write_figures(trial: optuna.Trial, record: TrialRecord, reference_rate: floa
         record: Its record.
         reference_rate: Throughput of the reference, in samples/s; None without one.
     """
-    score = _score_of(record)
-    if score is not None:
-        trial.set_constraint(_MEMORY, score.violation)
+    if record.score is not None:
+        trial.set_constraint(_MEMORY, record.score.violation)
         return
     if record.outcome == "crashed":
         return
@@ -416,119 +419,14 @@ def write_figures(trial: optuna.Trial, record: TrialRecord, reference_rate: floa
         trial.set_constraint(_MEMORY, UNKNOWN_EXCESS_FRACTION if known is None else known)
 
 
-def write_record(trial: optuna.Trial, record: TrialRecord, place: int) -> None:
-    """Write a record to its trial.
-
-    The record itself is written last: if it is there, everything that `end_recorded` needs is.
-
-    Args:
-        trial: Optuna's trial.
-        record: Its record.
-        place: Its place in the order in which trials ended.
-    """
-    trial.set_user_attr(_PLACE, place)
-    trial.set_user_attr("outcome", record.outcome)
-    trial.set_user_attr(_RECORD, record.model_dump_json())
-
-
 def end_trial(study: optuna.Study, number: int, record: TrialRecord) -> None:
     """End a trial in Optuna: with its score, or as failed after a crash, or else as pruned."""
-    score = _score_of(record)
-    if score is not None:
-        study.tell(number, score.value)
+    if record.score is not None:
+        study.tell(number, record.score.value)
     elif record.outcome == "crashed":
         study.tell(number, state=TrialState.FAIL)
     else:
         study.tell(number, state=TrialState.PRUNED)
-
-
-def write_repeats(study: optuna.Study, record: TrialRecord) -> None:
-    """Write the repeats of a trial to the study: Optuna accepts no attribute of a trial that has ended."""
-    runs = [run.model_dump_json() for run in record.repeats]
-    study.set_user_attr(f"{_REPEATS}{record.number}", runs)
-
-
-def write_answer(study: optuna.Study, record: TrialRecord) -> None:
-    """Write the precision guard's answer on a trial to the study, for the same reason."""
-    answer = record.result.model_dump_json(include={"outcome", "reason", "guard"})
-    study.set_user_attr(f"{_ANSWER}{record.number}", answer)
-
-
-def _as_kept(record: TrialRecord, attributes: Mapping[str, Any]) -> TrialRecord:
-    """Return a record with the repeats and the guard's answer that the study holds for it."""
-    answer = attributes.get(f"{_ANSWER}{record.number}")
-    if answer is not None:
-        record = answered(record, TrialResult.model_validate_json(answer))
-    for run in attributes.get(f"{_REPEATS}{record.number}", []):
-        record = record.with_run(compacted(TrialResult.model_validate_json(run)))
-    return record
-
-
-def _score_of(record: TrialRecord) -> Score | None:
-    """Return the score of a trial that ended well, else None."""
-    is_measured = record.measurement is not None and record.result.outcome == "ok"
-    return record.score if is_measured else None
-
-
-def answer_skipped(study: optuna.Study, trial: optuna.Trial, reason: Note | None) -> None:
-    """End a sample that is not run: as failed if uninformative, since samplers ignore those; else as pruned.
-
-    Args:
-        study: Optuna's study.
-        trial: Optuna's trial.
-        reason: Why it is skipped; None if it breaks a rule of the space, or was left out.
-    """
-    code = "invalid" if reason is None else reason.code
-    trial.set_user_attr("outcome", code)
-    if reason is not None and reason.figures:
-        trial.set_user_attr("figures", reason.figures)
-    if code == "would_not_fit":
-        trial.set_constraint(_MEMORY, UNKNOWN_EXCESS_FRACTION)
-    study.tell(trial, state=TrialState.FAIL if code == "would_add_nothing" else TrialState.PRUNED)
-
-
-class MeasuredTrials:
-    """Records of ended trials by a key of their configuration's behaviour, with cached views."""
-
-    def __init__(self, records: Mapping[str, TrialRecord]) -> None:
-        self._by_key = dict(records)
-
-    def __len__(self) -> int:
-        return len(self._by_key)
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._by_key
-
-    def get(self, key: str) -> TrialRecord | None:
-        """Return the record of a configuration; None if it was not measured."""
-        return self._by_key.get(key)
-
-    def of_number(self, number: int) -> tuple[str, TrialRecord]:
-        """Return a trial's key and record."""
-        return next(
-            (key, record) for key, record in self._by_key.items() if record.number == number
-        )
-
-    def keep(self, key: str, record: TrialRecord) -> None:
-        """Add a record, or replace the former one."""
-        self._by_key[key] = record
-        for name in ("ended", "in_order", "best"):
-            self.__dict__.pop(name, None)
-
-    @cached_property
-    def ended(self) -> Sequence[TrialRecord]:
-        """The records in the order in which they ended; the same object until another trial ends."""
-        return tuple(self._by_key.values())
-
-    @cached_property
-    def in_order(self) -> Sequence[TrialRecord]:
-        """The records by number."""
-        return tuple(sorted(self.ended, key=lambda record: record.number))
-
-    @cached_property
-    def best(self) -> TrialRecord | None:
-        """The feasible trial with the best measured score."""
-        return best_of(self.in_order)
 
 
 class Study:
@@ -543,13 +441,13 @@ class Study:
     def __init__(
         self,
         study: optuna.Study,
-        storage: optuna.storages.BaseStorage,
+        storage: BaseStorage,
         space: ResolvedSpace,
         seed: int,
         method: SearchMethod,
     ) -> None:
         self.prior_variation = assumed_variation(space.environment.device_kind, space.policy.spread)
-        """Run-to-run variation before this study's own repeats; set from outside if it is known better."""
+        """Run-to-run variation before this study's own repeats."""
         self.optuna_study = study
         self.method = method
         self.space = space
@@ -559,8 +457,19 @@ class Study:
         self._combinations = OpenCombinations(space, seed, self.is_open)
         self._left_out: list[dict[str, frozenset[SettingValue]]] = []
         self._keys: dict[TrainingConfig, str] = {}
-        known = read_records(study)
-        self._measured = MeasuredTrials({self._key(record.config): record for record in known})
+        self._measured: dict[str, TrialRecord] = {}
+        """The measured trials by a key of their configuration's behaviour."""
+        self.ended: Sequence[TrialRecord] = ()
+        """The measured trials in the order in which they ended; another object once one of them changes.
+
+        The order differs from that of the numbers if trials ran side by side.
+        """
+        self.records: Sequence[TrialRecord] = ()
+        """The measured trials by number."""
+        self.best: TrialRecord | None = None
+        """The feasible trial with the best measured score."""
+        if records := read_records(study):
+            self.keep(*records)
         self._running: dict[str, tuple[TrialRecord, optuna.Trial]] = {}
         self._waiting: set[str] = set()
         """Keys of the proposals that were not handed out yet."""
@@ -570,7 +479,7 @@ class Study:
         self._is_drained = False
         """True once samples were all known, and no combination was left."""
         trials = study.get_trials(deepcopy=False)
-        self._promising = {trial.number for trial in trials if is_promising(trial.user_attrs)}
+        self._promising = {trial.number for trial in trials if is_promising(trial)}
         """Numbers of the trials of which the model expected the largest gain."""
 
     @classmethod
@@ -607,11 +516,12 @@ class Study:
             )
         with guarded(path):
             storage = open_storage(path)
-            study = open_optuna(storage, path, identity, seed, way.make_sampler)
+            begin = partial(open_optuna, storage, path, identity, seed, way.make_sampler)
+            study = begin()
             end_recorded(study)
             if lacks_baseline(study):
                 optuna.delete_study(study_name=study.study_name, storage=storage)
-                study = open_optuna(storage, path, identity, seed, way.make_sampler)
+                study = begin()
             space = as_begun(space, study)
             # the baseline first; after an interruption, the trials that were running again
             opened = cls(study, storage, space, seed, way)
@@ -627,30 +537,18 @@ class Study:
                 }
                 study.enqueue_trial(params, user_attrs=kept)
                 study.tell(trial.number, state=TrialState.FAIL)
-            opened._note_waiting()
+            # the waiting trials, also those of an interrupted search
+            waiting = study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+            opened._queued = len(waiting)
+            for trial in waiting:
+                config = compose_allowed(trial.system_attrs.get("fixed_params", {}), space)
+                if config is not None:
+                    opened._waiting.add(opened._key(config))
         return opened
 
     def close(self) -> None:
         """Close the study's file; Optuna opens it again when the study is used."""
         release(self._storage)
-
-    @property
-    def records(self) -> Sequence[TrialRecord]:
-        """The measured trials by number."""
-        return self._measured.in_order
-
-    @property
-    def ended(self) -> Sequence[TrialRecord]:
-        """The measured trials in the order in which they ended; the same object until another one ends.
-
-        The order differs from that of the numbers if trials ran side by side.
-        """
-        return self._measured.ended
-
-    @property
-    def best(self) -> TrialRecord | None:
-        """The feasible trial with the best measured score."""
-        return self._measured.best
 
     @property
     def spread(self) -> RunVariation:
@@ -722,10 +620,6 @@ class Study:
                 self._answer(asked, config, reason)
                 fruitless += 1
 
-    def may_propose(self, params: Mapping[str, SettingValue]) -> bool:
-        """Return True if `propose` would enqueue these values: they are allowed, and neither known nor waiting."""
-        return self._proposable(params) is not None
-
     def propose(self, params: Mapping[str, SettingValue], *, is_promising: bool = False) -> bool:
         """Enqueue values as the next trial.
 
@@ -734,10 +628,10 @@ class Study:
             is_promising: The model expects the largest gain of them.
 
         Returns:
-            False if they may not be proposed.
+            False if they break a rule, or are known or waiting.
         """
-        config = self._proposable(params)
-        if config is None:
+        config = compose_allowed(params, self.space)
+        if config is None or not self.is_open(config) or self._key(config) in self._waiting:
             return False
         with guarded():
             self._enqueue(params, PROMISING if is_promising else None)
@@ -784,29 +678,41 @@ class Study:
         with guarded():
             _, asked = self._running[key]
             write_figures(asked, record, self._reference_rate)
-            write_record(asked, record, len(self._measured))
+            asked.set_user_attr(_PLACE, len(self._measured))
+            asked.set_user_attr("outcome", record.outcome)
+            # last: if it is there, everything that `end_recorded` needs is
+            asked.set_user_attr(_RECORD, record.model_dump_json())
             end_trial(self.optuna_study, asked.number, record)
-        self._measured.keep(key, record)
         del self._running[key]
-        return record
+        return self.keep(record)
 
     def add_run(self, number: int, result: TrialResult) -> TrialRecord:
         """Store a repeat of a finished trial, and return the trial's new record."""
-        key, record = self._measured.of_number(number)
-        record = record.with_run(compacted(result))
+        record = self._of(number).with_run(compacted(result))
+        runs = [run.model_dump_json() for run in record.repeats]
         with guarded():
-            write_repeats(self.optuna_study, record)
-        self._measured.keep(key, record)
-        return record
+            # to the study: Optuna accepts no attribute of a trial that has ended
+            self.optuna_study.set_user_attr(f"{_REPEATS}{number}", runs)
+        return self.keep(record)
 
     def keep_answer(self, number: int, answer: TrialResult) -> TrialRecord:
         """Store the precision guard's answer on a finished trial, and return the trial's new record."""
-        key, record = self._measured.of_number(number)
-        record = answered(record, answer)
+        record = answered(self._of(number), answer)
+        written = record.result.model_dump_json(include={"outcome", "reason", "guard"})
         with guarded():
-            write_answer(self.optuna_study, record)
-        self._measured.keep(key, record)
-        return record
+            self.optuna_study.set_user_attr(f"{_ANSWER}{number}", written)
+        return self.keep(record)
+
+    def keep(self, *records: TrialRecord) -> TrialRecord:
+        """Add records, or replace the former ones, here alone; return the last one."""
+        self._measured.update((self._key(record.config), record) for record in records)
+        self.ended = tuple(self._measured.values())
+        self.records = tuple(sorted(self.ended, key=lambda record: record.number))
+        self.best = best_of(self.records)
+        return records[-1]
+
+    def _of(self, number: int) -> TrialRecord:
+        return next(record for record in self.records if record.number == number)
 
     @property
     def _reference_rate(self) -> float | None:
@@ -816,33 +722,16 @@ class Study:
                 return ended.measurement.samples_per_s
         return None
 
-    def _proposable(self, params: Mapping[str, SettingValue]) -> TrainingConfig | None:
-        """Compose values to a configuration; return None if they may not be proposed."""
-        config = compose_allowed(params, self.space)
-        if config is None or not self.is_open(config) or self._key(config) in self._waiting:
-            return None
-        return config
-
     def _enqueue(
         self, params: Mapping[str, SettingValue], attributes: dict[str, Any] | None = None
     ) -> None:
         self.optuna_study.enqueue_trial(dict(params), user_attrs=attributes)
         self._queued += 1
 
-    def _note_waiting(self) -> None:
-        """Count the waiting trials, also those of an interrupted search."""
-        waiting = self.optuna_study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
-        self._queued = len(waiting)
-        self._waiting = set()
-        for trial in waiting:
-            config = compose_allowed(trial.system_attrs.get("fixed_params", {}), self.space)
-            if config is not None:
-                self._waiting.add(self._key(config))
-
     def _hand_out(self, asked: optuna.Trial, config: TrainingConfig) -> TrialRecord:
         asked.set_user_attr(CONFIG, config.model_dump_json())
         trial = TrialRecord(number=asked.number, config=config)
-        if is_promising(asked.user_attrs):
+        if is_promising(asked):
             self._promising.add(trial.number)
         self._running[self._key(config)] = trial, asked
         self._waiting.discard(self._key(config))
@@ -851,7 +740,11 @@ class Study:
     def _answer(
         self, asked: optuna.Trial, config: TrainingConfig | None, reason: Note | None
     ) -> None:
-        """End a sample without a run: a repeat with its record's figures, others as skipped."""
+        """End a sample without a run.
+
+        A repeat gets its record's figures. Samplers ignore what is uninformative, or a repeat of a
+        running trial, since it is ended as failed; others are ended as pruned.
+        """
         key = "" if config is None else self._key(config)
         known = self._measured.get(key)
         if known is not None:
@@ -859,13 +752,21 @@ class Study:
             write_figures(asked, known, self._reference_rate)
             end_trial(self.optuna_study, asked.number, known)
             return
-        running = self._running.get(key)
-        if running is not None:
-            # failed: nothing is known of it yet, and samplers ignore failed trials
-            asked.set_user_attr("outcome", f"repeat of running {running[0].number}")
-            self.optuna_study.tell(asked, state=TrialState.FAIL)
-            return
-        answer_skipped(self.optuna_study, asked, reason)
+        state = TrialState.PRUNED
+        outcome = "invalid"
+        if key in self._running:
+            state = TrialState.FAIL
+            outcome = f"repeat of running {self._running[key][0].number}"
+        elif reason is not None:
+            outcome = reason.code
+            if reason.figures:
+                asked.set_user_attr("figures", reason.figures)
+            if reason.code == "would_not_fit":
+                asked.set_constraint(_MEMORY, UNKNOWN_EXCESS_FRACTION)
+            else:
+                state = TrialState.FAIL
+        asked.set_user_attr("outcome", outcome)
+        self.optuna_study.tell(asked, state=state)
 
     def _config_of(self, asked: optuna.Trial) -> TrainingConfig | None:
         """Return the configuration of Optuna's trial; None if it breaks a rule, or was left out."""

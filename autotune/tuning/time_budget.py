@@ -216,8 +216,9 @@ class TimeBudget:
         rounds = ceil(closing / self.slots_now) + 1
         return self.left_for_trials_s < rounds * typical_s(ended)
 
+    @property
     def longest_s(self) -> float:
-        """Return the most seconds that a proposed trial may take."""
+        """The most seconds that a proposed trial may take."""
         return self.limits.longest_share * self.left_for_trials_s
 
     @property
@@ -241,12 +242,9 @@ class TimeBudget:
             return min(self.limits.baseline_deadline_s, max(left, self.limits.least_deadline_s))
         return max(1.0, min(self.usual_deadline_s(trial.config), left))
 
-    def guard_deadline_s(self, usual_s: float) -> float:
-        """Return the seconds after which the precision guard is ended: at most half the time that is left.
-
-        Args:
-            usual_s: Deadline of a trial with that precision, in seconds.
-        """
+    def guard_deadline_s(self, config: TrainingConfig) -> float:
+        """Return the seconds after which a precision guard is ended: at most half the time that is left."""
+        usual_s = self.usual_deadline_s(config)
         left_s = self.clock.left_s
         if left_s is None:
             return usual_s
@@ -266,9 +264,15 @@ class TimeBudget:
         deadline_s = max(limits.deadline_factor * reference.result.own_s, least_s)
         return deadline_s + limits.build_factor * self.build_s
 
-    def may_repeat(self, record: TrialRecord) -> bool:
-        """Return True if there is time to repeat a trial during the search."""
-        return self.left_for_trials_s >= record.result.own_s
+    def repeat_deadline_s(self, record: TrialRecord) -> float:
+        """Return the seconds after which a repeat is ended, without its window and without a time-out.
+
+        A repeat may have to build the workload, where its trial shared a process that had done so.
+        """
+        limits = self.limits
+        longest_s = limits.deadline_factor * record.result.wall_s
+        deadline_s = max(longest_s, limits.least_repeat_deadline_s)
+        return deadline_s + limits.build_factor * self.build_s
 
     def window(self) -> WindowRules:
         """Return the measurement window of the next run.
@@ -327,17 +331,3 @@ class TimeBudget:
             return usual_s
         trials_s = self.probe_s + self._short_search_trials_s - self.clock.elapsed_s
         return min(usual_s, max(0.0, trials_s) + self.build_s + self.limits.short_search_end_s)
-
-
-def repeat_deadline_s(record: TrialRecord, build_s: float, time: Time) -> float:
-    """Return the seconds after which a repeat is ended, without its window and without a time-out.
-
-    A repeat may have to build the workload, where its trial shared a process that had done so.
-
-    Args:
-        record: The trial that is repeated.
-        build_s: Seconds to build the workload.
-        time: The policy's deadlines.
-    """
-    deadline_s = max(time.deadline_factor * record.result.wall_s, time.least_repeat_deadline_s)
-    return deadline_s + time.build_factor * build_s

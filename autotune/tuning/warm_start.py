@@ -12,7 +12,7 @@ from os.path import isdir, isfile
 from pathlib import Path
 
 from autotune.config.environment import Environment
-from autotune.config.plan import Domain, Plan, SettingValue
+from autotune.config.plan import Plan, SettingValue
 from autotune.config.training_config import TrainingConfig
 from autotune.errors import ConfigError
 from autotune.files.recommended import (
@@ -61,7 +61,11 @@ def read_hints(path: Path, most: int = POLICY.trials.hinted) -> Hints:
     Raises:
         ConfigError: it is neither, or can't be read.
     """
-    path = _expanded(path)
+    try:
+        path = path.expanduser()
+    except RuntimeError:
+        text = f"warm_start: '~' must stand for a known home folder, but got {str(path)!r}; write the path out"
+        raise ConfigError(text) from None
     try:
         if not isdir(path):  # noqa: PTH112 - unlike Path's, no error for a name that no file system takes
             return Hints(source=path, configs=(read_recommended(path),), machine=read_machine(path))
@@ -126,14 +130,6 @@ def note_of_hints(hints: Hints, space: ResolvedSpace) -> Note:
     return warm_start(str(hints.source), configurations=count, differences=differing)
 
 
-def _expanded(path: Path) -> Path:
-    try:
-        return path.expanduser()
-    except RuntimeError:
-        text = f"warm_start: '~' must stand for a known home folder, but got {str(path)!r}; write the path out"
-        raise ConfigError(text) from None
-
-
 def _best_of(summary: RunSummary, most: int) -> Iterator[TrainingConfig]:
     """Yield the recommendation, the best at the baseline's batch, and the best trials."""
     chosen = summary.recommendation
@@ -147,21 +143,17 @@ def _best_of(summary: RunSummary, most: int) -> Iterator[TrainingConfig]:
 
 
 def _nearest_params(hint: TrainingConfig, space: ResolvedSpace) -> Params:
-    """Return a value for each searched setting: the hint's or nearest to it; the baseline's if the hint has none."""
+    """Return a value for each searched setting: the hint's, the number nearest to it, or the baseline's."""
     hinted = params_of(hint, space)
-    own = {name: setting_of(space.baseline, name) for name in space.parameters}
-    return {
-        name: _near(hinted.get(name, own[name]), own[name], domain)
-        for name, domain in space.parameters.items()
-    }
-
-
-def _near(value: SettingValue, own: SettingValue, domain: Domain) -> SettingValue:
-    """Return the value or the number nearest to it; for others the baseline's, if it is in the domain."""
-    is_number = isinstance(value, int) and not isinstance(value, bool)
-    if value not in domain and not is_number and own in domain:
-        return own
-    return nearest(domain, value)
+    found: Params = {}
+    for name, domain in space.parameters.items():
+        own = setting_of(space.baseline, name)
+        value = hinted.get(name, own)
+        is_number = isinstance(value, int) and not isinstance(value, bool)
+        if value not in domain and not is_number and own in domain:
+            value = own
+        found[name] = nearest(domain, value)
+    return found
 
 
 def _with_allowed_batch(params: Params, space: ResolvedSpace) -> Params | None:
@@ -169,19 +161,14 @@ def _with_allowed_batch(params: Params, space: ResolvedSpace) -> Params | None:
 
     Accumulating gradients over fewer batches is tried before a smaller batch.
     """
-    names = [name for name in (space.batch_setting, "grad_accum_steps") if params.get(name)]
-    return first_allowed(
-        params, space, {name: _halved(params[name], name, space) for name in names}
-    )
-
-
-def _halved(own: SettingValue, name: str, space: ResolvedSpace) -> list[int]:
-    """Return a setting's value, then the values nearest to half of it, a quarter and so on."""
-    whole = int(own or 0)
-    halves = dict.fromkeys(
-        nearest(space.domains[name], whole >> n) for n in range(whole.bit_length())
-    )
-    return [value for value in halves if isinstance(value, int)]
+    options = dict[str, list[SettingValue]]()
+    for name in (space.batch_setting, "grad_accum_steps"):
+        # the value, then those nearest to half of it, a quarter and so on
+        own = int(params.get(name) or 0)
+        if own:
+            halves = [nearest(space.domains[name], own >> n) for n in range(own.bit_length())]
+            options[name] = [half for half in dict.fromkeys(halves) if isinstance(half, int)]
+    return first_allowed(params, space, options)
 
 
 def _behaviour(config: TrainingConfig, space: ResolvedSpace) -> str:

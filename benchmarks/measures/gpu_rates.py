@@ -20,7 +20,7 @@ from autotune.policy import WindowRules
 from autotune.protocol.messages import NO_EXTRAS
 from autotune.records.measurement import WAIT_SOURCE
 from autotune.records.trial import TrialResult
-from autotune.tuning.probe import everything
+from autotune.tuning.loop import THOROUGH_EXTRAS
 from benchmarks.cases.cpu import Case
 from benchmarks.measures.gpu_scale import (
     PLAIN_STARTUP_S,
@@ -113,7 +113,7 @@ _BY_DEVICE = ("reserved_bytes", "outside_bytes", "allocated_bytes", "alloc_retri
 def run_with_everything(task: Task) -> Figures:
     """One trial with every extra: it ends well, and every figure that the device can tell is there."""
     case, window = case_of("resnet50", task.scale), WindowRules(max_s=_SHORT_WINDOW_S)
-    extras = everything(window)
+    extras = THOROUGH_EXTRAS
     with (
         one_server() as launcher,
         open_trials(

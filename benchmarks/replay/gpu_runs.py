@@ -23,7 +23,6 @@ from autotune.config.plan import Plan, Workload
 from autotune.files.run_folder import open_run_folder
 from autotune.messages.search import interrupted
 from autotune.models.evidence import Ledger, PruningThreshold, behind_threshold, luck_of, run_of
-from autotune.records.ceilings import CeilingBook
 from autotune.records.measurement import Block, Measurement
 from autotune.records.result import Recommendation, RunVariation
 from autotune.records.trial import PrecisionFigures, Score, TrialRecord, TrialResult
@@ -149,11 +148,7 @@ def replayed(search: RecordedSearch, spread: RunVariation) -> Recommendation:
     found = SearchOutcome(
         space=_space_of(search.baseline),
         records=search.records,
-        ceilings=CeilingBook(),
-        notes=(),
         ended_because=interrupted(by="replay"),
-        expected_s=0.0,
-        spread=spread,
         evidence=evidence,
         believed={
             record.number: evidence.log_rate(record.number)

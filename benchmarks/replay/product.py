@@ -17,7 +17,7 @@ from autotune.records.result import Progress, Recommendation
 from autotune.tuning.loop import Search
 from autotune.tuning.outcomes import SearchOutcome
 from autotune.tuning.probe import probe_workload
-from autotune.tuning.proposer import make_proposer
+from autotune.tuning.proposer import Proposer
 from autotune.tuning.select import select
 from autotune.tuning.study import Study
 from autotune.tuning.time_budget import Clock, TimeBudget
@@ -83,7 +83,7 @@ def search_whole(
             runner=runner,
             show=note_phase,
             on_record=lambda record: on_record(search, record),
-            proposer=make_proposer(time, seed=plan.seed),
+            proposer=Proposer(time, plan.seed),
         )
         found = search.run()
         return WholeSearch(

@@ -80,9 +80,6 @@ def test_a_model_with_a_dataset_or_a_command_must_be_given(
     launcher = FakeLauncher()
     with pytest.raises(ConfigError) as caught:
         function(**arguments, launcher=launcher, progress=False)
-    assert len(caught.value.problems) == len(told)
-    assert all(
-        problem.startswith(start)
-        for problem, start in zip(caught.value.problems, told, strict=True)
-    )
+    for problem, start in zip(caught.value.problems, told, strict=True):
+        assert problem.startswith(start)
     assert launcher.jobs == []

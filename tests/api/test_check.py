@@ -20,7 +20,7 @@ from autotune.testing import FakeLauncher
 
 
 @pytest.mark.parametrize("function", [autotune.search, autotune.diagnose])
-def test_a_device_that_torch_does_not_know_is_the_callers_error_before_anything_starts(
+def test_unknown_device_is_refused(
     function: Any,
 ) -> None:
     launcher = FakeLauncher()
@@ -70,7 +70,7 @@ def workload() -> tuple[torch.nn.Module, torch.utils.data.Dataset[Any]]:
 
 
 @pytest.mark.slow
-def test_a_real_search_says_before_its_first_trial_that_the_default_optimizer_keeps_no_state(
+def test_default_optimizer_is_noted_first(
     tmp_path: Path, fork_server: ForkServerLauncher, capfd: pytest.CaptureFixture[str]
 ) -> None:
     options: Any = {

@@ -39,7 +39,7 @@ def folders(tmp_path: Path) -> tuple[str, str]:
     return folder(tmp_path / "a", make_summary()), folder(tmp_path / "b", slower())
 
 
-def test_a_difference_beyond_noise_is_told_by_the_exit_code_where_that_is_asked_for(
+def test_compare_exit_code(
     folders: tuple[str, str],
 ) -> None:
     first, second = folders

@@ -41,6 +41,7 @@ from tests.api import bottlenecks as cases
 from tests.factories import make_measurement
 
 GIB = 2**30
+Look = Callable[..., autotune.DiagnosisResult]
 RUN = make_measurement()
 """A run of which neither side was measured alone."""
 
@@ -108,17 +109,13 @@ def notes_of(found: autotune.DiagnosisResult) -> dict[str, dict[str, Any]]:
     return {note.code: note.figures for note in found.diagnosis.notes if isinstance(note, Note)}
 
 
-def test_the_answer_comes_with_its_words() -> None:
+def test_answer_in_words() -> None:
     found = diagnose()
-    assert found.headline
     assert all(finding.evidence for finding in found.findings)
     assert all(piece.text and piece.basis for piece in found.advice)
-
-
-def test_the_report_names_the_verdict_and_the_advice() -> None:
-    found = diagnose()
     report = found.report().replace("\\", "")
     assert report.splitlines()[0].endswith(": object")
+    assert found.headline
     assert found.headline in report
     assert found.advice[0].text in report
 
@@ -235,24 +232,24 @@ def test_other_settings_are_measured_within_the_minute_or_not_at_all(
 
 @pytest.mark.parametrize(
     ("cost", "codes"),
-    [(analytic_cost, ["bottleneck", "computed_setting"]), (held_by_device, [])],
-    ids=["a slow loader", "healthy, as far as is known"],
+    [
+        (analytic_cost, ["bottleneck", "computed_setting"]),
+        (held_by_device, []),
+        (lambda config: replace(analytic_cost(config), startup_s=300.0), None),
+    ],
+    ids=["a slow loader", "healthy, as far as is known", "no time for others"],
 )
-def test_what_is_known_after_the_run_is_shown_before_other_settings_are_measured(
-    monkeypatch: pytest.MonkeyPatch, cost: Callable[[TrainingConfig], FakeTrial], codes: list[str]
+def test_headline_before_the_curves(
+    monkeypatch: pytest.MonkeyPatch,
+    cost: Callable[[TrainingConfig], FakeTrial],
+    codes: list[str] | None,
 ) -> None:
     shown = list[Progress]()
     monkeypatch.setattr(diagnosing, "make_progress", lambda _: nullcontext(shown.append))
     diagnose(FakeLauncher(cost, noise=0.001))
-    assert [progress.phase for progress in shown] == ["probe", "measure", "curves"]
-    assert [one.code for one in shown[-1].warnings] == codes
-
-
-def test_a_phase_that_there_is_no_time_for_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = list[Progress]()
-    monkeypatch.setattr(diagnosing, "make_progress", lambda _: nullcontext(shown.append))
-    diagnose(FakeLauncher(lambda config: replace(analytic_cost(config), startup_s=300.0)))
-    assert [progress.phase for progress in shown] == ["probe", "measure"]
+    phases = [progress.phase for progress in shown]
+    assert phases == ["probe", "measure", *(["curves"] if codes is not None else [])]
+    assert [one.code for one in shown[-1].warnings] == (codes or [])
 
 
 def test_what_the_run_has_measured_of_todays_settings_is_not_measured_again() -> None:
@@ -294,7 +291,7 @@ def test_a_wrong_argument_is_refused_before_anything_starts() -> None:
     assert launcher.launched == []
 
 
-def test_varied_configurations_change_one_side_each_and_never_repeat_the_baseline() -> None:
+def test_variations_change_one_side() -> None:
     config = TrainingConfig(num_workers=2, intra_op_threads=1)
     found = list_variations(space_of(config, has_4d_input=True), RUN)
     assert config not in found
@@ -328,9 +325,7 @@ THROUGH_PAUSES = MeasuringTime(window_s=0.8, stretch_s=0.2)
 
 
 @pytest.fixture
-def look(
-    fork_server: ForkServerLauncher, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., autotune.DiagnosisResult]:
+def look(fork_server: ForkServerLauncher, monkeypatch: pytest.MonkeyPatch) -> Look:
     """A short diagnosis of (model, dataset); `varied` are the only settings measured beside the baseline's."""
 
     def run(
@@ -358,9 +353,7 @@ TWO_WORKERS = {"num_workers": 2, "persistent_workers": True}
 
 @pytest.mark.quiet
 @pytest.mark.parametrize("dataset", [cases.SlowTail, cases.BurstyReader])
-def test_a_slow_dataset_is_data_bound_by_what_makes_it_slow(
-    look: Callable[..., autotune.DiagnosisResult], dataset: Any
-) -> None:
+def test_a_slow_dataset_is_data_bound_by_what_makes_it_slow(look: Look, dataset: Any) -> None:
     found = look(
         cases.small_net,
         dataset,
@@ -378,7 +371,7 @@ def test_a_slow_dataset_is_data_bound_by_what_makes_it_slow(
 
 @pytest.mark.quiet
 def test_epochs_of_a_second_with_workers_that_start_slowly_are_restart_bound(
-    look: Callable[..., autotune.DiagnosisResult],
+    look: Look,
 ) -> None:
     found = look(
         cases.small_net,
@@ -427,7 +420,7 @@ def test_what_holds_workers_up_is_measured_as_the_space_allows() -> None:
 
 @pytest.mark.quiet
 def test_items_in_several_threads_oversubscribe_the_cores(
-    look: Callable[..., autotune.DiagnosisResult],
+    look: Look,
 ) -> None:
     if cases.Products().cores_busy() < 1.7:
         pytest.skip("NumPy's library of matrix products takes one thread here")
@@ -440,7 +433,7 @@ def test_items_in_several_threads_oversubscribe_the_cores(
 
 @pytest.mark.quiet
 def test_large_elementwise_operations_are_memory_bound(
-    look: Callable[..., autotune.DiagnosisResult],
+    look: Look,
 ) -> None:
     found = look(cases.LargeElementwise, cases.numbers, micro_batch_size=8)
     assert found.verdict == "memory"
@@ -448,7 +441,7 @@ def test_large_elementwise_operations_are_memory_bound(
 
 @pytest.mark.quiet
 def test_a_large_network_on_tensors_in_memory_only_computes(
-    look: Callable[..., autotune.DiagnosisResult],
+    look: Look,
 ) -> None:
     found = look(
         cases.wide_net,
@@ -463,7 +456,7 @@ def test_a_large_network_on_tensors_in_memory_only_computes(
 
 @pytest.mark.quiet
 def test_a_large_network_fed_by_a_worker_is_held_by_computing(
-    look: Callable[..., autotune.DiagnosisResult],
+    look: Look,
 ) -> None:
     fed = {"num_workers": 1, "persistent_workers": True, "intra_op_threads": 1}
     none = {"num_workers": 0, "persistent_workers": False}
@@ -486,7 +479,7 @@ def test_a_large_network_fed_by_a_worker_is_held_by_computing(
 
 
 def test_a_setting_that_fails_spares_the_others(
-    look: Callable[..., autotune.DiagnosisResult],
+    look: Look,
 ) -> None:
     found = look(cases.small_net, cases.Unruly, TWO_WORKERS, {"micro_batch_size": 64})
     assert "no workers, please" in notes_of(found)["side_not_measured"]["reason"]

@@ -19,7 +19,7 @@ from autotune.api.diagnose import MeasuringTime, diagnose_plan
 from autotune.api.setup import opened_launcher, temporary_folder
 from autotune.config.plan import Executor, Plan, Workload
 from autotune.config.training_config import TrainingConfig
-from autotune.errors import ConfigError, LauncherError, StudyMismatchError
+from autotune.errors import ConfigError, StudyMismatchError
 from autotune.files.run_folder import read_summary
 from autotune.launch.launcher import Launcher
 from autotune.launch.local import WarmWorkerLauncher
@@ -28,7 +28,7 @@ from autotune.protocol.messages import RankReport
 from autotune.records.trial import TrialResult
 from autotune.testing import FakeLauncher, fake_environment
 from autotune.tuning.loop import Search
-from tests.factories.searches import NARROW
+from tests.factories.searches import NARROW, fake_search
 
 PLAN = Plan(
     name="case", workload=Workload(model=object, dataset=list), executor=Executor(kind="ray")
@@ -37,8 +37,7 @@ PAIR = {**NARROW, "strategy": ["single", "ddp"], "world_size": [1, 2]}
 
 
 def search(folder: Path, launcher: Launcher | None, **arguments: Any) -> autotune.SearchResult:
-    arguments = {"n_trials": 3, "progress": False, "space": NARROW, **arguments}
-    return autotune.search(object, list, run_dir=folder / "run", launcher=launcher, **arguments)
+    return fake_search(folder, launcher=launcher, **{"n_trials": 3, **arguments})
 
 
 class Closing(FakeLauncher):
@@ -61,8 +60,11 @@ class FakeRay:
         return self.launcher
 
 
+OnRay = Callable[[Launcher], FakeRay]
+
+
 @pytest.fixture
-def on_ray(monkeypatch: pytest.MonkeyPatch) -> Callable[[Launcher], FakeRay]:
+def on_ray(monkeypatch: pytest.MonkeyPatch) -> OnRay:
     def put_in(launcher: Launcher) -> FakeRay:
         fake, module = FakeRay(launcher), ModuleType("ray_launcher")
         module.__dict__["RayLauncher"] = fake
@@ -76,7 +78,7 @@ def on_ray(monkeypatch: pytest.MonkeyPatch) -> Callable[[Launcher], FakeRay]:
 
 
 def test_a_launcher_that_was_given_goes_before_the_executor(
-    on_ray: Callable[[Launcher], FakeRay],
+    on_ray: OnRay,
 ) -> None:
     given, fake = Closing(), on_ray(Closing())
     with temporary_folder() as folder, opened_launcher(given, folder, PLAN) as opened:
@@ -85,7 +87,7 @@ def test_a_launcher_that_was_given_goes_before_the_executor(
 
 
 def test_executor_ray_connects_with_the_plans_device_and_closes(
-    on_ray: Callable[[Launcher], FakeRay],
+    on_ray: OnRay,
 ) -> None:
     fake = on_ray(own := Closing())
     with (
@@ -130,7 +132,7 @@ def test_another_module_that_is_missing_is_not_taken_for_ray(
 
 @pytest.mark.slow
 def test_the_environment_is_this_machines_whatever_the_cluster(
-    on_ray: Callable[[Launcher], FakeRay],
+    on_ray: OnRay,
 ) -> None:
     fake = on_ray(FakeLauncher())
     assert environment().hosts == 1
@@ -148,7 +150,7 @@ def test_the_environment_is_this_machines_whatever_the_cluster(
     ],
 )
 def test_an_executor_may_be_a_mapping_or_an_executor(
-    tmp_path: Path, on_ray: Callable[[Launcher], FakeRay], executor: Any
+    tmp_path: Path, on_ray: OnRay, executor: Any
 ) -> None:
     fake = on_ray(FakeLauncher())
     search(tmp_path, None, executor=executor)
@@ -170,7 +172,7 @@ def test_a_wrong_executor_is_told_before_anything_starts(
     function: Callable[..., Any],
     arguments: dict[str, Any],
     told: str,
-    on_ray: Callable[[Launcher], FakeRay],
+    on_ray: OnRay,
 ) -> None:
     fake = on_ray(FakeLauncher())
     with pytest.raises(ConfigError, match="^" + told.replace("?", r"\?")):
@@ -196,12 +198,6 @@ def test_the_probe_tells_the_space_of_the_hosts(tmp_path: Path) -> None:
     assert {trial.config.world_size for trial in result.trials} <= {1, 2, 3}
     assert here.fingerprint == fake_environment().fingerprint
     assert read_summary(result.run_dir).environment == here
-
-
-def test_one_host_is_as_before(tmp_path: Path) -> None:
-    result = search(tmp_path, FakeLauncher())
-    assert (result.summary.environment.hosts, result.summary.environment.is_spread) == (1, False)
-    assert {trial.config.world_size for trial in result.trials} == {1}
 
 
 def test_a_baseline_over_hosts_is_refused_by_name_where_there_are_too_few(tmp_path: Path) -> None:
@@ -257,7 +253,7 @@ def test_as_many_trials_as_there_are_hosts_may_run_at_once(
 
 
 def test_what_other_jobs_leave_free_is_not_asked_of_this_machine(
-    on_ray: Callable[[Launcher], FakeRay],
+    on_ray: OnRay,
 ) -> None:
     on_ray(FakeLauncher())
     local = diagnose_plan(
@@ -295,18 +291,3 @@ def test_a_study_whose_ranks_follow_from_the_hosts_is_not_mixed_with_others(
     search(tmp_path, FakeLauncher(slots=4), space=space, n_trials=2, executor=executor)
     with pytest.raises(StudyMismatchError, match=there):
         search(tmp_path, FakeLauncher(slots=3), space=space, executor=executor)
-
-
-class Gone(FakeLauncher):
-    """A cluster that no trial can be started on."""
-
-    def launch(self, launch: Any) -> Any:
-        raise LauncherError("no host")
-
-
-def test_a_cluster_that_is_gone_ends_the_search_with_its_reason(
-    tmp_path: Path, on_ray: Callable[[Launcher], FakeRay]
-) -> None:
-    on_ray(Gone())
-    with pytest.raises(LauncherError, match="no host"):
-        search(tmp_path, None, executor="ray")

@@ -38,7 +38,7 @@ def test_a_run_folder_gives_device_and_optimizer_too(folder: RunFolder) -> None:
     assert found.settings["optimizer"]["type"] == optimizer
 
 
-def test_a_file_alone_is_enough_and_so_is_one_of_a_search_that_was_interrupted(
+def test_export_of_a_file_alone(
     folder: RunFolder,
 ) -> None:
     alone = export_run(folder.recommended, "deepspeed")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import Any
 
 import pytest
 
@@ -13,7 +12,7 @@ import autotune
 from autotune.launch.launcher import Exit, Launch
 from autotune.protocol import disk
 from autotune.testing import FakeLauncher
-from tests.factories.searches import NARROW
+from tests.factories.searches import fake_search
 
 
 @dataclass(slots=True)
@@ -36,15 +35,7 @@ def search(
     tmp_path: Path, launcher: JumpingLauncher, monkeypatch: pytest.MonkeyPatch
 ) -> autotune.SearchResult:
     monkeypatch.setattr(disk, "_read", launcher.read)
-    arguments: dict[str, Any] = {
-        "space": NARROW,
-        "timeout_s": 600.0,
-        "n_trials": 6,
-        "method": "random",
-    }
-    return autotune.search(
-        object, list, progress=False, launcher=launcher, run_dir=tmp_path / "run", **arguments
-    )
+    return fake_search(tmp_path, launcher=launcher, timeout_s=600.0, n_trials=6, method="random")
 
 
 def test_an_hour_ahead_ends_a_search_by_its_time_out_with_the_best_so_far(

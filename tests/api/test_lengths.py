@@ -81,15 +81,6 @@ def brief(fork_server: ForkServerLauncher) -> dict[str, Any]:
     return {"launcher": Hurried(fork_server), "method": "random", "n_trials": 2}
 
 
-@pytest.mark.slow
-def test_listed_budgets_are_searched(tmp_path: Path, brief: dict[str, Any]) -> None:
-    baseline = {"max_tokens": 512, "intra_op_threads": 1}
-    result = search(
-        tmp_path, space=ONE_SETTING | {"max_tokens": [128, 512]}, baseline=baseline, **brief
-    )
-    assert {trial.config.max_tokens for trial in result.trials} == {128, 512}
-
-
 @pytest.mark.parametrize(
     ("arguments", "error", "sentence"),
     [

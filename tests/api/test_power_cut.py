@@ -18,7 +18,7 @@ from autotune.launch.launcher import Exit, Launch
 from autotune.protocol.disk import write_atomic
 from autotune.testing import FakeLauncher
 from autotune.tuning import study as storage
-from tests.factories.searches import NARROW
+from tests.factories.searches import fake_search
 
 FULL = storage._SYNCHRONOUS
 
@@ -28,22 +28,11 @@ class Killed(BaseException):
 
 
 def search(tmp_path: Path, launcher: FakeLauncher) -> autotune.SearchResult:
-    return autotune.search(
-        object,
-        list,
-        space=NARROW,
-        n_trials=4,
-        method="random",
-        launcher=launcher,
-        run_dir=tmp_path / "run",
-        progress=False,
-    )
+    return fake_search(tmp_path, n_trials=4, method="random", launcher=launcher)
 
 
 @pytest.mark.parametrize("name", ["recommended.yaml", "summary.json", "report.html"])
-def test_a_search_that_was_killed_while_it_wrote_its_result_writes_all_of_it_with_the_next_call(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_while_writing(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def write(path: Path, data: bytes) -> None:
         if path.name == name:
             raise Killed
@@ -61,9 +50,7 @@ def test_a_search_that_was_killed_while_it_wrote_its_result_writes_all_of_it_wit
         assert (result.run_dir / written).stat().st_size > 0
 
 
-def test_trials_that_the_study_alone_holds_are_in_the_list_of_trials_again_once_the_search_goes_on(
-    tmp_path: Path,
-) -> None:
+def test_trials_jsonl_is_completed(tmp_path: Path) -> None:
     result = search(tmp_path, FakeLauncher())
     file = result.run_dir / "trials.jsonl"
     whole = file.read_bytes()

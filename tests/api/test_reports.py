@@ -89,35 +89,26 @@ def test_a_search_outlives_a_fault_in_drawing_and_says_it(
     assert "</html>" in text
 
 
-def test_a_search_outlives_reports_that_can_not_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("write_atomic", "read-only file system"), ("render_markdown", "ZeroDivisionError: no share")],
+)
+def test_search_outlives_any_fault_in_a_report(
+    name: str,
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def write(path: Path, data: bytes) -> None:
-        if path.name in REPORTS:
-            _refuse(path, data)
-        path.write_bytes(data)
-
-    monkeypatch.setattr(reporting, "write_atomic", write)
+    monkeypatch.setattr(reporting, name, _fail if name == "render_markdown" else _refuse)
     with caplog.at_level(logging.WARNING, logger="autotune"):
         result = search(tmp_path / "run")
     assert (result.run_dir / "recommended.yaml").exists()
-    assert "read-only file system" in caplog.text
-
-
-def test_a_search_outlives_any_fault_in_a_report_and_says_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(reporting, "render_markdown", _fail)
-    with caplog.at_level(logging.WARNING, logger="autotune"):
-        result = search(tmp_path / "run")
-    assert (result.run_dir / "recommended.yaml").exists()
-    assert "ZeroDivisionError: no share" in caplog.text
+    assert told in caplog.text
 
 
 @pytest.mark.slow
-def test_a_fault_in_a_report_does_not_take_the_place_of_what_ended_the_search(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_report_fault_hides_no_interrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 

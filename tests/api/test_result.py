@@ -8,28 +8,23 @@ import shutil
 import tempfile
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import autotune
+from autotune import SearchResult
 from autotune.errors import ConfigError, NothingFeasibleError, RunFolderError
-from autotune.testing import FakeLauncher, FakeTrial
-from tests.factories.searches import NARROW
+from autotune.testing import FakeTrial
+from tests.factories.searches import fake_search
 
 
-def search(run_dir: Path, **arguments: object) -> autotune.SearchResult:
-    given = {
-        "launcher": FakeLauncher(),
-        "space": NARROW,
-        "n_trials": 4,
-        "progress": False,
-        **arguments,
-    }
-    return autotune.search(object, list, run_dir=run_dir, **given)  # type: ignore[arg-type] # each is what it takes
+def search(run_dir: Path, **arguments: Any) -> SearchResult:
+    return fake_search(run_dir.parent, run_dir=run_dir, **{"n_trials": 4, **arguments})
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory) -> autotune.SearchResult:
+def ended(tmp_path_factory: pytest.TempPathFactory) -> SearchResult:
     """A search that has ended, whose folder stays as it is."""
     found = search(tmp_path_factory.mktemp("ended") / "run")
     gc.collect()
@@ -37,12 +32,12 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> autotune.SearchResult:
 
 
 @pytest.fixture
-def run_dir(ended: autotune.SearchResult, tmp_path: Path) -> Path:
+def run_dir(ended: SearchResult, tmp_path: Path) -> Path:
     """A copy of its folder."""
     return Path(shutil.copytree(ended.run_dir, tmp_path / "run"))
 
 
-def test_a_run_is_opened_again_as_it_ended(ended: autotune.SearchResult) -> None:
+def test_a_run_is_opened_again_as_it_ended(ended: SearchResult) -> None:
     found = ended
     again = autotune.open_run(str(found.run_dir))
     for field in fields(found):
@@ -67,9 +62,7 @@ def test_a_run_that_was_moved_elsewhere_is_opened_there(run_dir: Path) -> None:
     assert autotune.open_run(run_dir).run_dir == run_dir
 
 
-def test_a_run_that_can_not_be_written_is_opened_with_what_its_log_holds_and_left_as_it_is(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_read_only_run_is_opened(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = autotune.open_run(run_dir)
     found.study.set_user_attr(
         "noted", "later"
@@ -126,10 +119,7 @@ def test_a_study_that_is_lost_is_told(content: bytes | None, says: str, run_dir:
 def test_a_search_that_found_nothing_feasible_says_so_again(tmp_path: Path) -> None:
     with pytest.raises(NothingFeasibleError) as first:
         search(
-            tmp_path / "run",
-            launcher=FakeLauncher(
-                lambda _: FakeTrial(samples_per_s=100.0, peak_memory_bytes=2**60)
-            ),
+            tmp_path / "run", cost=lambda _: FakeTrial(samples_per_s=100.0, peak_memory_bytes=2**60)
         )
     with pytest.raises(NothingFeasibleError) as again:
         autotune.open_run(tmp_path / "run")

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-import autotune
+from autotune import SearchResult
 from autotune.config.training_config import TrainingConfig
 from autotune.errors import ConfigError
 from autotune.messages.space import precision_not_native
 from autotune.testing import FakeLauncher, FakeTrial, analytic_cost, fake_environment, fake_facts
-from tests.factories.searches import GIB, NARROW, figures_of
+from tests.factories.searches import FIXED, GIB, NARROW, figures_of
 from tests.factories.searches import fake_search as search
 
 TWO_PRECISIONS = NARROW | {"amp_dtype": ["float32", "bfloat16"]}
@@ -20,7 +20,7 @@ TWO_PRECISIONS = NARROW | {"amp_dtype": ["float32", "bfloat16"]}
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "fewest", "most"), [("model", 3, 20), ("tpe", 16, 40)])
-def test_an_open_number_of_trials_stops_at_40_or_before_and_a_larger_one_is_honoured(
+def test_open_and_given_number_of_trials(
     tmp_path: Path, method: Any, fewest: int, most: int
 ) -> None:
     by_itself = len(search(tmp_path / "open", n_trials=None, method=method).trials)
@@ -31,32 +31,8 @@ def test_an_open_number_of_trials_stops_at_40_or_before_and_a_larger_one_is_hono
     )
 
 
-def test_a_search_ends_when_the_space_is_exhausted(tmp_path: Path) -> None:
-    space = {
-        "num_workers": [0, 4],
-        "micro_batch_size": 32,
-        "grad_accum_steps": 1,
-        "amp_dtype": "float32",
-    }
-    fixed = {"prefetch_factor": 2, "persistent_workers": False, "pin_memory": False}
-    result = search(tmp_path, space={**space, **fixed}, n_trials=30)
-    assert [trial.config.num_workers for trial in result.trials] == [0, 4]
-    assert result.best.num_workers == 4
-
-
 def test_a_space_with_nothing_else_to_try_recommends_the_baseline(tmp_path: Path) -> None:
-    fixed = {
-        name: getattr(TrainingConfig(), name)
-        for name in ("amp_dtype", "pin_memory", "persistent_workers")
-    }
-    space = {
-        **fixed,
-        "num_workers": 0,
-        "micro_batch_size": 32,
-        "grad_accum_steps": 1,
-        "prefetch_factor": None,
-    }
-    result = search(tmp_path, space=space)
+    result = search(tmp_path, space={**FIXED, "num_workers": 0, "prefetch_factor": None})
     assert result.best == result.baseline
     assert result.best_same_batch == result.baseline
     assert result.speedup == 1.0
@@ -65,12 +41,12 @@ def test_a_space_with_nothing_else_to_try_recommends_the_baseline(tmp_path: Path
 
 
 @pytest.fixture(scope="module")
-def of_many_trials(tmp_path_factory: pytest.TempPathFactory) -> autotune.SearchResult:
+def of_many_trials(tmp_path_factory: pytest.TempPathFactory) -> SearchResult:
     return search(tmp_path_factory.mktemp("many"), n_trials=14)
 
 
 def test_the_result_finds_what_the_cost_model_rewards(
-    of_many_trials: autotune.SearchResult,
+    of_many_trials: SearchResult,
 ) -> None:
     result = of_many_trials
     truth = analytic_cost(result.best).samples_per_s / analytic_cost(result.baseline).samples_per_s
@@ -82,7 +58,7 @@ def test_the_result_finds_what_the_cost_model_rewards(
 
 
 def test_the_best_at_the_users_batch_is_told_beside_the_best(
-    of_many_trials: autotune.SearchResult,
+    of_many_trials: SearchResult,
 ) -> None:
     result = of_many_trials
     assert result.best_same_batch is not None
@@ -94,7 +70,7 @@ def _prefers_big_batches(config: TrainingConfig) -> FakeTrial:
     return FakeTrial(samples_per_s=100.0 * config.global_batch_size, peak_memory_bytes=GIB)
 
 
-def test_the_recommended_learning_rate_follows_the_global_batch_and_trials_keep_the_baselines(
+def test_lr_follows_the_global_batch(
     tmp_path: Path,
 ) -> None:
     result = search(
@@ -151,11 +127,10 @@ def test_a_range_of_threads_goes_with_a_baseline_that_leaves_them_to_torch(tmp_p
     assert {trial.config.intra_op_threads for trial in result.trials[1:]} <= {1, 2}
 
 
-def test_precisions_that_are_listed_are_tried_and_emulated_ones_named(tmp_path: Path) -> None:
+def test_emulated_precision_is_named(tmp_path: Path) -> None:
     environment = fake_environment().model_copy(update={"native_amp_dtypes": ("float32",)})
     launcher = FakeLauncher(environment=environment)
-    result = search(tmp_path, launcher=launcher, space=TWO_PRECISIONS, n_trials=6)
-    assert {trial.config.amp_dtype for trial in result.trials} == {"float32", "bfloat16"}
+    result = search(tmp_path, launcher=launcher, space=TWO_PRECISIONS, n_trials=2)
     assert precision_not_native(device="Fake GPU", precisions=["bfloat16"]) in result.summary.notes
 
 
@@ -175,12 +150,10 @@ def test_the_best_and_the_baseline_run_again_until_the_gain_is_proven(tmp_path: 
     ("arguments", "message"),
     [
         ({"n_trials": 0}, "n_trials"),
-        ({"timeout_s": -1}, "timeout_s"),
         ({"memory_limit": "20 parsecs"}, "memory_limit"),
         ({"baseline": {"num_wokers": 2}}, "num_workers"),
         ({"space": {"num_workers": {"low": 3, "high": 1}}}, "low <= high"),
         ({"space": {"micro_batch_size": [10**9]}}, "fit into the dataset"),
-        ({"loader": {"samler": None}}, "samler"),
     ],
 )
 def test_bad_arguments_are_told_by_name(
@@ -207,19 +180,12 @@ def test_a_token_budget_whose_largest_bucket_does_not_fit_is_not_recommended(
             samples_per_s=float(budget), peak_memory_bytes=4 * GIB, stress_peak_bytes=stressed
         )
 
-    fixed = {
-        "amp_dtype": "float32",
-        "num_workers": 0,
-        "grad_accum_steps": 1,
-        "pin_memory": False,
-        "strategy": "single",
-    }
     facts = fake_facts().model_copy(update={"has_token_budget": True, "budget_samples": 12.7})
     result = search(
         tmp_path,
         launcher=FakeLauncher(cost, facts=facts),
         baseline={"max_tokens": 1000},
-        space=fixed | {"max_tokens": [1000, 2000, 4000]},
+        space={"max_tokens": [1000, 2000, 4000], "num_workers": 0, "grad_accum_steps": 1},
         n_trials=6,
     )
     assert {trial.config.max_tokens for trial in result.trials if trial.is_feasible} == {

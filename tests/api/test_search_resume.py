@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 import autotune
+from autotune import SearchResult
 from autotune.api import search as searching
 from autotune.config.training_config import TrainingConfig
 from autotune.errors import RunFolderError, StudyMismatchError
 from autotune.files.run_folder import read_summary
 from autotune.messages.search import search_resumed
-from autotune.protocol.messages import read_job
 from autotune.testing import FakeLauncher, FakeTrial, analytic_cost
-from tests.factories.searches import GIB, NARROW
+from tests.factories.searches import FIXED, GIB, NARROW, Interrupting
 from tests.factories.searches import fake_search as search
 
 SMALL: dict[str, Any] = {"memory_limit": 2 * GIB}
@@ -32,24 +32,24 @@ FEW = 5
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> autotune.SearchResult:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> SearchResult:
     return search(tmp_path_factory.mktemp("finished"), n_trials=FEW)
 
 
 @pytest.fixture
-def gone_on(finished: autotune.SearchResult, tmp_path: Path) -> Path:
+def gone_on(finished: SearchResult, tmp_path: Path) -> Path:
     """The folder of a copy of the finished search's run."""
     shutil.copytree(finished.run_dir, tmp_path / "run", symlinks=True)
     return tmp_path
 
 
-def test_the_baseline_is_trial_0_and_counts(finished: autotune.SearchResult) -> None:
+def test_the_baseline_is_trial_0_and_counts(finished: SearchResult) -> None:
     assert len(finished.trials) == FEW
     assert finished.trials[0].number == 0
     assert finished.trials[0].config == finished.baseline == TrainingConfig()
 
 
-def test_a_run_folder_holds_what_design_says(finished: autotune.SearchResult) -> None:
+def test_a_run_folder_holds_what_design_says(finished: SearchResult) -> None:
     names = {path.name for path in finished.run_dir.iterdir()}
     assert {
         "recommended.yaml",
@@ -63,18 +63,18 @@ def test_a_run_folder_holds_what_design_says(finished: autotune.SearchResult) ->
     assert autotune.load(finished.run_dir / "recommended.yaml") == finished.best
 
 
-def test_a_run_is_read_back_from_its_folder_alone(finished: autotune.SearchResult) -> None:
+def test_a_run_is_read_back_from_its_folder_alone(finished: SearchResult) -> None:
     assert read_summary(finished.run_dir) == finished.summary
 
 
-def test_the_study_is_given_back(finished: autotune.SearchResult) -> None:
+def test_the_study_is_given_back(finished: SearchResult) -> None:
     assert finished.study.best_trial.number in {trial.number for trial in finished.trials}
 
 
 def test_the_same_call_again_runs_and_proposes_nothing_more(
-    finished: autotune.SearchResult, gone_on: Path
+    finished: SearchResult, gone_on: Path
 ) -> None:
-    def waiting(result: autotune.SearchResult) -> int:
+    def waiting(result: SearchResult) -> int:
         return sum(
             trial.state.name == "WAITING" for trial in result.study.get_trials(deepcopy=False)
         )
@@ -86,9 +86,7 @@ def test_the_same_call_again_runs_and_proposes_nothing_more(
     assert waiting(again) == waiting(finished)
 
 
-def test_more_trials_go_on_from_those_that_are_there(
-    finished: autotune.SearchResult, gone_on: Path
-) -> None:
+def test_more_trials_go_on_from_those_that_are_there(finished: SearchResult, gone_on: Path) -> None:
     second = search(gone_on, n_trials=FEW + 3, launcher=FakeLauncher(seed=1))
     assert [trial.result for trial in second.trials[:FEW]] == [
         trial.result for trial in finished.trials
@@ -119,33 +117,18 @@ def test_another_searchs_folder_is_refused(gone_on: Path, changed: dict[str, Any
 
 
 def test_an_interrupted_baseline_is_measured_first(tmp_path: Path) -> None:
-    class Interrupting(FakeLauncher):
-        def launch(self, launch: Any) -> Any:
-            if self.is_armed:
-                raise KeyboardInterrupt
-            self.is_armed = True  # the probe passes
-            return super().launch(launch)
-
-        is_armed = False
-
     with pytest.raises(KeyboardInterrupt):
-        search(tmp_path, launcher=Interrupting())
+        search(tmp_path, launcher=Interrupting(at=lambda job, _: job.kind == "trial"))
     result = search(tmp_path, n_trials=3)
     assert [trial.number for trial in result.trials] == [0, 1, 2]
     assert result.trials[0].config == TrainingConfig()
 
 
-def test_an_interrupted_search_claims_what_its_runs_say_and_is_decided_by_the_next_call(
+def test_interrupted_proof_is_resumed(
     tmp_path: Path,
 ) -> None:
-    class Interrupting(FakeLauncher):
-        def launch(self, launch: Any) -> Any:
-            if len(self.launched) == 4:
-                raise KeyboardInterrupt
-            return super().launch(launch)
-
     with pytest.raises(KeyboardInterrupt):
-        search(tmp_path, n_trials=4, launcher=Interrupting())
+        search(tmp_path, n_trials=4, launcher=Interrupting(at=lambda _, launched: launched == 4))
     interrupted = read_summary(tmp_path / "run").recommendation
     assert interrupted is not None
     assert interrupted.verdict == "unconfirmed"
@@ -167,17 +150,16 @@ def test_of_a_time_out_some_is_kept_to_write_the_reports(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_an_interrupted_stress_run_keeps_the_proof_and_is_made_up_for_by_the_next_call(
+def test_interrupted_stress_run_is_resumed(
     tmp_path: Path,
 ) -> None:
-    class Interrupting(FakeLauncher):
-        def launch(self, launch: Any) -> Any:
-            if read_job(launch.folder.job).kind == "stress":
-                raise KeyboardInterrupt
-            return super().launch(launch)
-
     with pytest.raises(KeyboardInterrupt):
-        search(tmp_path, launcher=Interrupting(), n_trials=5, **SMALL)
+        search(
+            tmp_path,
+            launcher=Interrupting(at=lambda job, _launched: job.kind == "stress"),
+            n_trials=5,
+            **SMALL,
+        )
     interrupted = read_summary(tmp_path / "run")
     assert interrupted.recommendation is not None
     assert interrupted.recommendation.verdict == "faster"
@@ -189,7 +171,7 @@ def test_an_interrupted_stress_run_keeps_the_proof_and_is_made_up_for_by_the_nex
 
 
 @pytest.mark.slow
-def test_a_finished_search_is_known_again_though_a_guard_has_seen_what_is_no_number(
+def test_finished_search_with_nan_is_known(
     tmp_path: Path,
 ) -> None:
     def cost(config: TrainingConfig) -> FakeTrial:
@@ -212,35 +194,20 @@ def test_a_finished_search_is_known_again_though_a_guard_has_seen_what_is_no_num
 
 
 def test_an_exhausted_search_that_is_called_again_runs_nothing_more(tmp_path: Path) -> None:
-    space = {
-        "num_workers": [0, 4],
-        "micro_batch_size": 32,
-        "grad_accum_steps": 1,
-        "amp_dtype": "float32",
-    }
-    fixed = {"prefetch_factor": 2, "persistent_workers": False, "pin_memory": False}
-    first, launcher = search(tmp_path, space={**space, **fixed}, n_trials=30), FakeLauncher()
-    assert (
-        search(tmp_path, space={**space, **fixed}, n_trials=30, launcher=launcher).summary
-        == first.summary
-    )
+    space = {**FIXED, "num_workers": [0, 4]}
+    first, launcher = search(tmp_path, space=space, n_trials=30), FakeLauncher()
+    assert [trial.config.num_workers for trial in first.trials] == [0, 4]
+    again = search(tmp_path, space=space, n_trials=30, launcher=launcher)
+    assert again.summary == first.summary
     assert launcher.launched == []
 
 
-def test_another_gain_that_is_asked_of_a_larger_batch_is_not_answered_by_the_old_summary(
+def test_changed_objective_is_decided_again(
     tmp_path: Path,
 ) -> None:
     rates = {32: 1000.0, 64: 1030.0, 128: 1020.0}
-    space = {
-        "micro_batch_size": [*rates],
-        "num_workers": 0,
-        "grad_accum_steps": 1,
-        "amp_dtype": "float32",
-    }
-    asked = {
-        "space": {**space, "pin_memory": False, "channels_last": False},
-        "baseline": {"micro_batch_size": 32},
-    }
+    space = {**FIXED, "micro_batch_size": [*rates], "num_workers": 0, "channels_last": False}
+    asked = {"space": space, "baseline": {"micro_batch_size": 32}}
 
     def cost(config: TrainingConfig) -> FakeTrial:
         return FakeTrial(
@@ -274,14 +241,8 @@ def test_an_interrupt_once_the_search_is_done_costs_it_nothing(
 
 
 def test_an_interrupted_search_keeps_the_best_so_far_and_goes_on(tmp_path: Path) -> None:
-    class Interrupting(FakeLauncher):
-        def launch(self, launch: Any) -> Any:
-            if len(self.launched) == 6:
-                raise KeyboardInterrupt
-            return super().launch(launch)
-
     with pytest.raises(KeyboardInterrupt):
-        search(tmp_path, launcher=Interrupting())
+        search(tmp_path, launcher=Interrupting(at=lambda _, launched: launched == 6))
     best = autotune.load(tmp_path / "run" / "recommended.yaml")
     assert best.num_workers > 0
     launcher = FakeLauncher()

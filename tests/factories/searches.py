@@ -15,7 +15,7 @@ from autotune.launch.runner import TrialRunner
 from autotune.note import Note
 from autotune.policy import POLICY, Policy
 from autotune.protocol.disk import write_model
-from autotune.protocol.messages import DescribeJob, ProbeJob, RankReport, SeriesJob, read_job
+from autotune.protocol.messages import DescribeJob, Job, ProbeJob, RankReport, SeriesJob, read_job
 from autotune.records.measurement import MemoryLimits
 from autotune.records.result import Recommendation
 from autotune.records.trial import TrialResult
@@ -24,12 +24,21 @@ from autotune.space.space import resolve
 from autotune.testing import CostModel, FakeLauncher, analytic_cost
 from autotune.tuning.loop import Search
 from autotune.tuning.outcomes import SearchOutcome
-from autotune.tuning.proposer import make_proposer
+from autotune.tuning.proposer import Proposer
 from autotune.tuning.select import select
 from autotune.tuning.study import Study
 from autotune.tuning.time_budget import Clock, TimeBudget
 
 GIB = 2**30
+FIXED: dict[str, Any] = {
+    "micro_batch_size": 32,
+    "grad_accum_steps": 1,
+    "amp_dtype": "float32",
+    "prefetch_factor": 2,
+    "persistent_workers": False,
+    "pin_memory": False,
+}
+"""A space with nothing to search but what is added."""
 NARROW: dict[str, Any] = {
     "num_workers": [0, 2, 4, 8],
     "micro_batch_size": [8, 16, 32, 64, 128],
@@ -54,6 +63,19 @@ class FailingLauncher(FakeLauncher):
         self.jobs.append(job)
         write_model(launch.folder.report, RankReport(result=self.failures[job.kind]))
         return Exit(code=0, wall_s=0.1)
+
+
+@dataclass(slots=True)
+class Interrupting(FakeLauncher):
+    """Is interrupted instead of the first job for which `at` says so, given the trials launched so far."""
+
+    at: Callable[[Job, int], bool] = lambda job, launched: False
+
+    def launch(self, launch: Launch) -> Exit:
+        """Be interrupted, or do as the cost model says."""
+        if self.at(read_job(launch.folder.job), len(self.launched)):
+            raise KeyboardInterrupt
+        return FakeLauncher.launch(self, launch)
 
 
 def fake_search(
@@ -119,7 +141,7 @@ def make_search(
         runner=runner,
         show=lambda _: None,
         on_record=lambda _: None,
-        proposer=make_proposer(time, seed=0),
+        proposer=Proposer(time),
     )
 
 

@@ -10,7 +10,6 @@ from autotune.protocol.messages import CurvesJob
 from autotune.space.space import compose
 from autotune.testing import CostModel, FakeLauncher, FakeTrial, analytic_cost
 from autotune.tuning.loop import Search
-from autotune.tuning.proposer import ModelProposer
 from tests.factories.searches import GIB, make_search
 
 LIMIT = 14 * GIB
@@ -97,7 +96,6 @@ def guided(folder: Path, cost: CostModel, *, seed: int = 0, **arguments: Any) ->
         FakeLauncher(cost, seed=seed),
         **{"n_trials": None, "limit_bytes": LIMIT, **arguments},
     )
-    assert isinstance(search.proposer, ModelProposer)
     search.proposer.seed = seed
     search.run()
     return search

@@ -11,7 +11,6 @@ import pytest
 from autotune.config.training_config import TrainingConfig
 from autotune.testing import CostModel, FakeLauncher, FakeTrial
 from autotune.tuning.loop import Search
-from autotune.tuning.proposer import ModelProposer, cores_bound
 from tests.factories.machines import CPU
 from tests.factories.searches import GIB, make_search
 from tests.tuning.guided import SMALL, guided, slow_device, slow_loader
@@ -72,15 +71,13 @@ def on_two_cores(
     environment = CPU.model_copy(update={"cores": CORES})
     launcher = FakeLauncher(cost, noise=noise, seed=seed, environment=environment)
     search = make_search(folder, launcher, **{"n_trials": None, **OPEN, **arguments})
-    assert isinstance(search.proposer, ModelProposer)
     search.proposer.seed = seed
     search.run()
     return search
 
 
 def bound_of(search: Search) -> float | None:
-    assert isinstance(search.proposer, ModelProposer)
-    return cores_bound(search.proposer.sides or (), search.study, search.proposer.believed())
+    return search.proposer.cores_bound()
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -48,33 +48,18 @@ def searched(folder: Path, *, is_lasting: bool = False) -> Search:
     return search
 
 
-def test_a_device_that_a_trial_exceeds_is_measured_again(tmp_path: Path) -> None:
+def test_device_that_a_trial_exceeds_is_measured_again(tmp_path: Path) -> None:
     search = searched(tmp_path)
     first, again = curves_of(search)
     assert len(again.variations) < len(first.variations)
-    for config in again.variations:
+    baseline = search.space.baseline
+    assert baseline not in again.variations, "its own trial contradicts it, a third needs no time"
+    for config in (*again.variations, baseline):
         ceiling = search.ceilings.ceiling_of("device", config)
         assert ceiling is not None
         assert ceiling.samples_per_s == slow_device(config).device_ceiling
-
-
-def test_what_the_baseline_and_its_own_measurement_contradict_needs_no_third(
-    tmp_path: Path,
-) -> None:
-    search = searched(tmp_path)
-    assert search.space.baseline not in curves_of(search)[1].variations
-    ceiling = search.ceilings.ceiling_of("device", search.space.baseline)
-    assert ceiling is not None
-    assert ceiling.samples_per_s == slow_device(search.space.baseline).device_ceiling
-
-
-def test_no_recorded_run_has_a_ceiling_that_it_exceeds(tmp_path: Path) -> None:
-    search = searched(tmp_path)
-    for record in search.study.records:
-        for run in record.runs:
-            assert (
-                run.device_ceiling is None or run.samples_per_s_ci[0] <= 1.05 * run.device_ceiling
-            )
+    for run in [run for record in search.study.records for run in record.runs]:
+        assert run.device_ceiling is None or run.samples_per_s_ci[0] <= 1.05 * run.device_ceiling
 
 
 def test_where_others_stay_a_side_is_not_measured_a_third_time(tmp_path: Path) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import autotune
 from autotune.launch.launcher import Exit, Launch
 from autotune.messages.trials import rerun_after_signal, window_stopped
 from autotune.protocol.disk import read_model, write_model
 from autotune.protocol.messages import RankReport
 from autotune.testing import FakeLauncher
-from tests.factories.searches import NARROW
+from tests.factories.searches import fake_search
 
 STOPPED = window_stopped()
 
@@ -33,19 +32,11 @@ class StoppingLauncher(FakeLauncher):
         return exit_
 
 
-def test_a_stopped_window_is_measured_anew_and_one_that_is_stopped_again_is_told(
+def test_stopped_window_is_measured_again(
     tmp_path: Path,
 ) -> None:
     launcher = StoppingLauncher(stopped={"trial-000", "trial-002", "trial-002-anew"})
-    result = autotune.search(
-        object,
-        list,
-        space=NARROW,
-        n_trials=4,
-        launcher=launcher,
-        run_dir=tmp_path / "run",
-        progress=False,
-    )
+    result = fake_search(tmp_path, n_trials=4, launcher=launcher)
     assert [name for name in launcher.names if name.endswith("-anew")] == [
         "trial-000-anew",
         "trial-002-anew",

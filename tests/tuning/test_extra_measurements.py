@@ -11,13 +11,12 @@ import pytest
 from autotune.config.training_config import DdpConfig, TrainingConfig
 from autotune.diagnosis.scaling import compare_strategies
 from autotune.models.evidence import assumed_variation
-from autotune.policy import WindowRules
 from autotune.records.ceilings import Ceiling, CeilingBook, device_key
 from autotune.records.measurement import Ceilings, Communication
 from autotune.records.trial import Score, TrialRecord, TrialResult
 from autotune.testing import FakeLauncher, FakeTrial, analytic_cost, fake_environment
 from autotune.tuning.loop import Search
-from autotune.tuning.probe import extras_of, with_ceilings
+from autotune.tuning.probe import with_ceilings
 from tests.factories import GPU, make_measurement
 from tests.factories.searches import confirmed, make_search
 
@@ -81,7 +80,7 @@ def test_every_group_is_looked_into_and_its_first_is_seen_through(tmp_path: Path
 
 
 @pytest.mark.parametrize("static_graph", [True, False])
-def test_what_a_static_graph_can_not_show_is_told_of_the_same_group_without_one(
+def test_communication_of_a_static_graph(
     static_graph: bool,
 ) -> None:
     talk = Communication(step_s=0.04, step_alone_s=0.032, exchange_s=0.012, bytes_exchanged=2**25)
@@ -110,7 +109,7 @@ def measured(number: int, rate: float, ddp: DdpConfig | None, **more: Any) -> Tr
     )
 
 
-def test_copies_are_measured_once_for_each_kind_of_memory_and_known_to_all_trials(
+def test_copies_are_measured_once_per_kind_of_memory(
     tmp_path: Path,
 ) -> None:
     def cost(config: TrainingConfig) -> FakeTrial:
@@ -135,16 +134,6 @@ def test_copies_are_measured_once_for_each_kind_of_memory_and_known_to_all_trial
     assert (False, 2000.0) in known
 
 
-def test_where_nothing_is_copied_nobody_asks_twice(tmp_path: Path) -> None:
-    launcher = FakeLauncher(analytic_cost)
-    search = make_search(
-        tmp_path, launcher, n_trials=6, **{**SPACE, "strategy": "single", "world_size": 1}
-    )
-    search.run()
-    asked = [job for job in launcher.jobs if job.kind == "trial" and job.extras.copy_ceiling]
-    assert len(asked) <= 2, "the baseline, and the longer look before the end"
-
-
 def ended(rate: float, **alone: float) -> TrialResult:
     """A run that has measured sides alone."""
     sides = {
@@ -164,12 +153,10 @@ def test_a_ceiling_that_the_run_exceeds_is_evidence_and_no_ceiling() -> None:
     assert (run.loader_ceiling, run.device_ceiling) == (None, 1200.0)
     assert run.ceilings is not None
     assert run.ceilings.loader is not None
-    assert extras_of(config, book, WindowRules(), is_baseline=False).loader_ceiling, (
-        "it is measured again"
-    )
+    assert book.needs("loader", config), "it is measured again"
 
 
-def test_a_slowed_measurement_does_not_take_the_place_of_another_of_the_same_side() -> None:
+def test_slowed_ceiling_replaces_no_other() -> None:
     book, config = CeilingBook(), TrainingConfig()
     with_ceilings(ended(300.0, device=5069.0), config, book)
     run = with_ceilings(ended(290.0, device=307.0), config, book).measurement

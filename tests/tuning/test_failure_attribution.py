@@ -43,7 +43,7 @@ def learned(
         (own,) = search.study.records
         config = own.config.model_copy(update=succeeded)
         other = own.model_copy(update={"number": 99, "config": config})
-        search.study._measured.keep(search.study._key(config), other)
+        search.study.keep(other)
     told: list[Note] = []
     for number, change in enumerate(changes, 1):
         config = TrainingConfig.model_validate(baseline.model_dump() | change)

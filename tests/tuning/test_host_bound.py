@@ -11,16 +11,17 @@ import pytest
 from autotune.config.plan import Budget, Objective, OptimizerFacts, SearchSpace
 from autotune.config.training_config import TrainingConfig
 from autotune.note import Note
+from autotune.records.measurement import BusyReading
 from autotune.space.ranges import Basis
 from autotune.space.space import ResolvedSpace, compose, resolve
 from autotune.testing import FakeLauncher, FakeTrial
 from autotune.tuning.loop import Search
 from autotune.tuning.outcomes import (
+    busy_while_host_bound,
     compilation_domains,
     host_notes,
     is_host_bound,
     list_cures,
-    waits_most_for_host,
 )
 from tests.factories import (
     GPU,
@@ -67,19 +68,19 @@ def cures(best: TrainingConfig, space: ResolvedSpace, most: int = 10**9) -> list
     return found  # type: ignore[return-value] # as checked
 
 
-def test_a_host_is_asked_for_less_by_a_larger_batch_pinned_memory_and_a_fused_step() -> None:
+def test_cures_of_a_busy_host() -> None:
     larger, easy = cures(TrainingConfig(micro_batch_size=64), space_of())
     assert (larger.micro_batch_size, larger.pin_memory, larger.fused) == (256, True, True)
     assert (easy.micro_batch_size, easy.pin_memory, easy.fused) == (64, True, True)
 
 
-def test_accumulated_gradients_give_a_larger_micro_batch_at_the_same_global_batch() -> None:
+def test_cure_by_less_accumulation() -> None:
     best = TrainingConfig(micro_batch_size=64, grad_accum_steps=4)
     larger, _ = cures(best, space_of(best))
     assert (larger.micro_batch_size, larger.grad_accum_steps) == (256, 1)
 
 
-def test_a_larger_batch_is_tried_where_none_is_possible_at_the_same_global_batch() -> None:
+def test_cure_by_a_larger_global_batch() -> None:
     best = TrainingConfig(micro_batch_size=64, grad_accum_steps=4)
     larger, _ = cures(best, space_of(best, grad_accum_steps=[4, 8]))
     assert (larger.micro_batch_size, larger.grad_accum_steps) == (256, 4)
@@ -113,7 +114,7 @@ def test_graphs_are_a_cure_where_they_are_searched() -> None:
         (None, {}, {"has_fixed_shapes": False}, False),
     ],
 )
-def test_compiling_is_searched_where_shapes_are_fixed_training_is_long_and_nobody_has_said_otherwise(
+def test_compiling_is_worth_searching(
     hours: float | None, given: dict[str, Any], facts: dict[str, Any], is_worth_it: bool
 ) -> None:
     space = space_of(**given)
@@ -125,9 +126,7 @@ def test_compiling_is_searched_where_shapes_are_fixed_training_is_long_and_nobod
 @pytest.mark.parametrize(
     ("idle", "ahead_s", "is_held"), [(0.2, 0.0, True), (0.19, 0.0, False), (0.5, 0.1, False)]
 )
-def test_a_fifth_of_the_time_is_worth_a_cure_unless_the_device_is_always_behind(
-    idle: float, ahead_s: float, is_held: bool
-) -> None:
+def test_host_bound_from_a_fifth(idle: float, ahead_s: float, is_held: bool) -> None:
     run = make_measurement(
         1000.0,
         window=make_window(1000.0, host_ahead_s=ahead_s),
@@ -138,13 +137,18 @@ def test_a_fifth_of_the_time_is_worth_a_cure_unless_the_device_is_always_behind(
 
 
 @pytest.mark.parametrize(("waiting", "is_most"), [(0.1, True), (0.45, False)])
-def test_a_host_that_the_device_waits_for_less_than_for_data_is_not_the_bottleneck(
-    waiting: float, is_most: bool
-) -> None:
+def test_data_bound_is_not_host_bound(waiting: float, is_most: bool) -> None:
     breakdown = make_breakdown(idle=0.25, wait=waiting)
     window = make_window(1000.0, host_ahead_s=0.0)
-    run = make_measurement(1000.0, window=window, breakdown=breakdown, data_wait_fraction=waiting)
-    assert waits_most_for_host(run) == is_most
+    readings = (BusyReading(fraction=0.5, source="NVML"),)
+    run = make_measurement(
+        1000.0,
+        window=window,
+        breakdown=breakdown,
+        data_wait_fraction=waiting,
+        busy_readings=readings,
+    )
+    assert (busy_while_host_bound(run) is not None) == is_most
 
 
 def launching(config: TrainingConfig) -> FakeTrial:
@@ -195,7 +199,7 @@ def noted(search: Search, number: int) -> list[Note]:
     found = search.outcome()
     config = next(record.config for record in found.records if record.number == number)
     chosen = make_recommendation(number=number, config=config)
-    return list(host_notes(found, chosen))
+    return list(host_notes(found.records, search.ceilings, chosen))
 
 
 def test_the_report_says_so_where_the_host_holds_what_is_recommended(tmp_path: Path) -> None:
@@ -208,7 +212,7 @@ def test_the_report_says_so_where_the_host_holds_what_is_recommended(tmp_path: P
     assert held.figures["launch_s"] is not None
     assert held.figures["has_compiled"] is True
     assert noted(search, best.number) == [], "graphs have cured it"
-    assert list(host_notes(search.outcome(), None)) == []
+    assert list(host_notes((), search.ceilings, None)) == []
 
 
 def test_a_device_that_is_always_behind_has_nothing_compiled(tmp_path: Path) -> None:

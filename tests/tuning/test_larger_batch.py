@@ -16,18 +16,14 @@ from autotune.records.result import Recommendation
 from autotune.testing import FakeLauncher, FakeTrial
 from autotune.tuning.loop import Search
 from autotune.tuning.select import select
-from tests.factories.searches import GIB, confirmed, figures_of, make_search
+from tests.factories.searches import FIXED, GIB, confirmed, figures_of, make_search
 
 BATCHES = [32, 64, 128]
 SPACE: dict[str, Any] = {
+    **FIXED,
     "micro_batch_size": BATCHES,
     "num_workers": [0, 2],
-    "amp_dtype": "float32",
-    "grad_accum_steps": 1,
-    "pin_memory": False,
     "channels_last": False,
-    "prefetch_factor": 2,
-    "persistent_workers": False,
 }
 
 
@@ -73,7 +69,7 @@ def rates(
     }
 
 
-def test_a_batch_that_wins_less_than_is_asked_for_is_shown_and_not_recommended(
+def test_larger_batch_gains_too_little(
     tmp_path: Path,
 ) -> None:
     chosen = found_of(tmp_path, rates(1000.0, 1010.0, 1040.0))
@@ -92,7 +88,7 @@ def test_a_batch_that_wins_less_than_is_asked_for_is_shown_and_not_recommended(
     assert not larger.is_worth_it
 
 
-def test_a_batch_that_wins_enough_is_recommended_beside_the_best_of_the_users_own(
+def test_larger_batch_gains_enough(
     tmp_path: Path,
 ) -> None:
     chosen = found_of(tmp_path, rates(1000.0, 1500.0, 2000.0))
@@ -123,7 +119,7 @@ def test_a_larger_batch_that_is_slower_pays_at_no_noise_scale(tmp_path: Path) ->
     assert larger.break_even is None or larger.break_even.high == inf
 
 
-def test_what_is_recommended_at_the_users_batch_says_that_larger_ones_were_left_out(
+def test_larger_batches_left_out_are_noted(
     tmp_path: Path,
 ) -> None:
     chosen = found_of(tmp_path, rates(1000.0, 1010.0, 1040.0, by_workers=0.9))
@@ -178,7 +174,7 @@ def test_an_interrupted_search_judges_a_larger_batch_by_the_runs_that_it_has(
     assert larger.break_even.low < larger.break_even.value < larger.break_even.high
 
 
-def test_a_larger_batch_of_which_it_is_open_whether_it_is_worth_it_runs_again_with_its_rival(
+def test_undecided_larger_batch_runs_again(
     tmp_path: Path,
 ) -> None:
     """In one of a few noisy searches at the least: at first glance others see that it is worth it."""
@@ -199,7 +195,7 @@ def test_a_larger_batch_of_which_it_is_open_whether_it_is_worth_it_runs_again_wi
     assert max(most) >= 2
 
 
-def test_without_a_baseline_a_larger_batch_is_compared_with_the_best_at_the_own_one(
+def test_larger_batch_without_feasible_baseline(
     tmp_path: Path,
 ) -> None:
     speeds = {**rates(1000.0, 900.0, 2400.0, by_workers=1.0), (32, 2): 1420.0}

@@ -65,7 +65,7 @@ def test_what_the_look_has_shown_to_do_nothing_is_not_recommended(tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("setting", "value"), [("in_order", False), ("worker_threads", 1)])
-def test_a_setting_that_doubles_the_loaders_rate_is_found_within_a_few_trials(
+def test_setting_that_doubles_the_loader_is_found(
     setting: str, value: object, tmp_path: Path
 ) -> None:
     found = searched(setting, tmp_path)

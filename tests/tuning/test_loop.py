@@ -12,42 +12,41 @@ from autotune.config.training_config import TrainingConfig
 from autotune.messages.search import no_recent_gain, trials_asked_for
 from autotune.models.observations import ConfiguredPoint
 from autotune.models.time_estimate import overhead_s
-from autotune.note import Note
 from autotune.policy import WindowRules
+from autotune.protocol.messages import Extras
 from autotune.records.ceilings import CeilingBook, device_key, loader_key
 from autotune.records.result import CurvePoint
 from autotune.records.trial import Failure, Score, TrialRecord, TrialResult, best_of
 from autotune.space.space import ResolvedSpace
 from autotune.testing import FakeLauncher, FakeTrial, analytic_cost
 from autotune.tuning.loop import Search
-from autotune.tuning.probe import extras_of, with_ceilings
+from autotune.tuning.probe import with_ceilings
 from autotune.tuning.proposals import largest_batch_variant
-from autotune.tuning.proposer import ModelProposer
+from autotune.tuning.proposer import Proposer
 from autotune.tuning.study import METHODS, SearchMethod
 from autotune.tuning.time_budget import Clock
 from tests.factories import make_measurement, with_first
 from tests.factories.searches import GIB, confirmed, figures_of, make_search
 
 
-def test_without_a_time_out_no_time_runs_out() -> None:
-    clock = Clock(None)
-    assert clock.left_s is None
-    assert clock.left_for_trials_s == inf
-
-
-def test_the_last_part_of_the_time_is_kept_to_decide() -> None:
-    clock = Clock(100.0, started=1000.0)
-    clock.now = lambda: 1020.0
-    assert clock.left_s == pytest.approx(80)
-    assert clock.left_for_trials_s == pytest.approx(55)
-    clock.now = lambda: 1200.0
-    assert clock.left_s == clock.left_for_trials_s == 0
-
-
-def test_the_last_run_ends_before_the_time_out_so_that_what_was_found_can_be_written() -> None:
-    clock = Clock(100.0, writing_s=2.0, started=0.0, now=lambda: 90.0)
-    assert clock.left_s == 8.0
-    assert Clock(100.0, writing_s=2.0, started=0.0, now=lambda: 99.0).left_s == 0.0
+@pytest.mark.parametrize(
+    ("timeout_s", "writing_s", "now_s", "left_s", "for_trials_s"),
+    [
+        (None, 0.0, 1000.0, None, inf),
+        (100.0, 0.0, 1020.0, 80.0, 55.0),
+        (100.0, 2.0, 1090.0, 8.0, 0.0),
+        (100.0, 2.0, 1200.0, 0.0, 0.0),
+    ],
+)
+def test_clock_keeps_time_to_decide_and_to_write(
+    timeout_s: float | None,
+    writing_s: float,
+    now_s: float,
+    left_s: float | None,
+    for_trials_s: float,
+) -> None:
+    clock = Clock(timeout_s, writing_s=writing_s, started=1000.0, now=lambda: now_s)
+    assert (clock.left_s, clock.left_for_trials_s) == (left_s, for_trials_s)
 
 
 def test_each_ceiling_is_measured_once_and_known_to_all_trials(tmp_path: Path) -> None:
@@ -111,24 +110,13 @@ def test_ceilings_are_known_after_a_resume(tmp_path: Path) -> None:
     assert again.ceilings == first.ceilings
 
 
-@pytest.mark.slow
-def test_a_ceiling_that_was_asked_for_and_not_reached_is_asked_for_once(tmp_path: Path) -> None:
-    search = make_search(tmp_path, FakeLauncher())
-    search.run()
-    record, book = search.study.records[0], CeilingBook()
-    assert record.measurement is not None
-    bare = record.measurement.model_copy(
-        update={"ceilings": None, "loader_ceiling": None, "device_ceiling": None}
-    )
-    result = record.result.model_copy(update={"measurement": bare})
-    asked = extras_of(record.config, book, WindowRules(), is_baseline=False)
-    with_ceilings(result, record.config, book)
-    assert extras_of(record.config, book, WindowRules(), is_baseline=False) == asked, (
-        "it was not asked for"
-    )
-    with_ceilings(result, record.config, book, asked=asked)
-    again = extras_of(record.config, book, WindowRules(), is_baseline=False)
-    assert (again.loader_ceiling, again.device_ceiling) == (False, False)
+def test_ceiling_not_measured_is_not_tried_again() -> None:
+    config, book = TrainingConfig(), CeilingBook()
+    bare = TrialResult(outcome="ok", measurement=make_measurement(100.0))
+    with_ceilings(bare, config, book)
+    assert book.needs("loader", config), "it was not tried"
+    with_ceilings(bare, config, book, asked=Extras(loader_ceiling=True))
+    assert not book.needs("loader", config)
 
 
 @pytest.mark.slow
@@ -150,12 +138,11 @@ def test_what_came_after_a_window_is_no_part_of_what_a_run_takes(tmp_path: Path)
     assert overhead_s(longer, 0.0) == overhead_s(bare, 0.0)
 
 
-def test_what_a_ceiling_takes_is_a_tenth_of_the_window_within_bounds() -> None:
-    book, config = CeilingBook(), TrainingConfig()
-    stretches = [
-        extras_of(config, book, WindowRules(max_s=max_s), is_baseline=False).stretch_s
-        for max_s in (0.1, 3.0, 20.0)
-    ]
+def test_ceiling_takes_a_tenth_of_the_window_within_bounds(tmp_path: Path) -> None:
+    search = make_search(tmp_path, FakeLauncher())
+    baseline = TrialRecord(number=0, config=search.space.baseline)
+    windows = [WindowRules(max_s=max_s) for max_s in (0.1, 3.0, 20.0)]
+    stretches = [search._extras_of(baseline, window).stretch_s for window in windows]
     assert stretches == pytest.approx([0.2, 0.3, 0.5])
 
 
@@ -182,7 +169,7 @@ def test_about_the_biggest_batch_that_fits_by_the_memory_model_is_run(tmp_path: 
         **space,
     )
     search.run()
-    sure, chosen = confirmed(search)
+    _, chosen = confirmed(search)
     run = {
         record.config.micro_batch_size
         for record in search.study.records
@@ -190,7 +177,7 @@ def test_about_the_biggest_batch_that_fits_by_the_memory_model_is_run(tmp_path: 
     }
     biggest = max(batch for batch in run if batch <= 832)
     assert biggest >= 0.95 * 832, "13 GiB for samples of 16 MiB"
-    (largest,) = figures_of(sure.notes, "largest_batch")
+    (largest,) = figures_of(search.notes, "largest_batch")
     assert largest["micro_batch_size"] == biggest, "the next was not run"
     assert largest["peak_bytes"] == GIB + biggest * 16 * 2**20
     assert chosen.config.micro_batch_size in run
@@ -270,9 +257,7 @@ def ran(number: int, score: float, **settings: Any) -> TrialRecord:
 
 
 @pytest.mark.parametrize("n_trials", [4, None])
-def test_the_best_at_the_users_batch_is_proposed_again_whenever_the_best_changes(
-    tmp_path: Path, n_trials: int | None
-) -> None:
+def test_same_batch_follows_the_best(tmp_path: Path, n_trials: int | None) -> None:
     search = make_search(
         tmp_path, FakeLauncher(), n_trials=n_trials, method="tpe", amp_dtype="float32"
     )
@@ -325,12 +310,9 @@ def test_a_trial_that_ended_late_is_news_whatever_its_number(tmp_path: Path) -> 
     assert search._why_none == no_recent_gain(trials=12, is_promising=False)
 
 
-def test_a_guided_search_ends_after_six_promising_trials_whatever_else_has_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_patience_counts_promising_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     search = make_search(tmp_path, FakeLauncher(), n_trials=None, amp_dtype="float32")
-    assert isinstance(search.proposer, ModelProposer)
-    monkeypatch.setattr(ModelProposer, "outlook", lambda *_: None)  # patience alone may end it
+    monkeypatch.setattr(Proposer, "outlook", lambda *_: None)  # patience alone may end it
     search.proposer.sides = [
         ConfiguredPoint(
             side="device", config=TrainingConfig(), point=CurvePoint(changes={}, ceiling=None)
@@ -350,24 +332,6 @@ def test_a_guided_search_ends_after_six_promising_trials_whatever_else_has_run(
     won_early = [*records[:3], ran(20, 2.0, num_workers=2), *records[3:]]
     assert ends(won_early, promising=won_early[3:10])
     assert not ends(won_early, promising=won_early[3:9])
-
-
-def test_failures_of_what_was_left_out_meanwhile_are_no_further_news(tmp_path: Path) -> None:
-    search = make_search(tmp_path, FakeLauncher(), n_trials=1, amp_dtype=["float32", "bfloat16"])
-    search.run()
-    failure, notes = (
-        Failure(signature="RuntimeError at net.py:3", traceback="RuntimeError: no kernel"),
-        list[Note](),
-    )
-    for number in range(1, 7):
-        config = TrainingConfig(amp_dtype="bfloat16", num_workers=number)
-        result = TrialResult(outcome="crashed", reason="no kernel", failure=failure)
-        record = TrialRecord(number=number, config=config, results=(result,))
-        notes += search.failures.learn(record, search.study)
-    figures = {"setting": "amp_dtype", "values": ["bfloat16"], "failures": 3, "reason": "no kernel"}
-    assert figures_of(notes, "setting_left_out") == [figures]
-    assert len(notes) == 1
-    assert not any(search.failures.failures.values())
 
 
 def test_failures_without_a_true_place_have_no_cause_in_common(tmp_path: Path) -> None:

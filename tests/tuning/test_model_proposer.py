@@ -13,7 +13,6 @@ from autotune.config.training_config import TrainingConfig
 from autotune.messages.search import no_recent_gain, space_exhausted, trials_asked_for
 from autotune.records.ceilings import device_key, loader_key
 from autotune.testing import CostModel, FakeLauncher, FakeTrial, analytic_cost
-from autotune.tuning.proposer import ModelProposer
 from tests.factories.machines import FOUR_DEVICES
 from tests.factories.searches import GIB, NARROW, confirmed, make_search
 from tests.tuning.guided import (
@@ -87,7 +86,7 @@ def test_a_batch_that_a_look_has_just_fitted_in_is_tried(tmp_path: Path) -> None
     assert not any(one.config.micro_batch_size > 64 for one in search.study.records)
 
 
-def test_where_the_baseline_does_not_fit_the_fastest_that_a_look_could_run_comes_next(
+def test_baseline_that_does_not_fit(
     tmp_path: Path,
 ) -> None:
     search = guided(tmp_path, a_gibibyte_a_sample, limit_bytes=16 * GIB, n_trials=2, **NARROW)
@@ -112,9 +111,7 @@ def test_where_nothing_fits_the_search_gives_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_several_devices_are_tried_by_ddp_first_and_dataparallel_costs_one_trial(
-    tmp_path: Path, seed: int
-) -> None:
+def test_ddp_is_tried_before_dataparallel(tmp_path: Path, seed: int) -> None:
     gains = {"single": 1.0, "dp": 0.8, "ddp": 3.6}  # as where launching holds the loop
 
     def launch_bound(config: TrainingConfig) -> FakeTrial:
@@ -136,7 +133,7 @@ def test_several_devices_are_tried_by_ddp_first_and_dataparallel_costs_one_trial
 # What it leaves out
 
 
-def test_where_the_loader_is_the_limit_by_far_no_loader_is_tried_with_a_second_device(
+def test_loader_bound_search_varies_loaders(
     tmp_path: Path,
 ) -> None:
     search = guided(
@@ -149,7 +146,7 @@ def test_where_the_loader_is_the_limit_by_far_no_loader_is_tried_with_a_second_d
     assert len(tried) <= len(set(tried)) + 1, "the last one, beside the best at the own batch"
 
 
-def test_where_the_device_is_the_limit_by_far_no_device_is_tried_with_a_second_loader(
+def test_device_bound_search_varies_devices(
     tmp_path: Path,
 ) -> None:
     search = guided(tmp_path, slow_device, **SMALL)
@@ -174,9 +171,7 @@ def copying(share: float, pinned_factor: float = 3.0, loader_factor: float = 1.0
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_where_copies_take_a_third_of_a_step_pinned_ones_are_tried_soon_and_recommended(
-    tmp_path: Path, seed: int
-) -> None:
+def test_pinning_of_long_copies(tmp_path: Path, seed: int) -> None:
     cost = copying(1 / 3)
     search = guided(tmp_path, cost, seed=seed, **PINNING)
     assert any(one.config.pin_memory for one in search.study.records[:4])
@@ -188,9 +183,7 @@ def test_where_copies_take_a_third_of_a_step_pinned_ones_are_tried_soon_and_reco
 @pytest.mark.parametrize(
     ("loader_factor", "seed"), [(1.0, 0), (1e-3, 1)], ids=["slow device", "slow loader"]
 )
-def test_where_copies_take_a_five_hundredth_of_a_step_no_trial_is_spent_on_pinning(
-    tmp_path: Path, loader_factor: float, seed: int
-) -> None:
+def test_no_pinning_of_short_copies(tmp_path: Path, loader_factor: float, seed: int) -> None:
     cost = copying(0.002, loader_factor=loader_factor)
     search = guided(tmp_path, cost, seed=seed, **PINNING)
     assert not any(one.config.pin_memory for one in search.study.records)
@@ -205,7 +198,6 @@ def test_a_sample_that_pins_memory_is_skipped_where_copies_can_not_matter(
     tmp_path: Path, share: float, skipped: set[bool]
 ) -> None:
     search = guided(tmp_path, copying(share), n_trials=2, **PINNING)
-    assert isinstance(search.proposer, ModelProposer)
     assert search.proposer.outlook(search.best) is not None
     tried = {device_key(one.config) for one in search.study.ended}
     samples = [one for one in composed(search) if one.pin_memory and device_key(one) not in tried]
@@ -251,9 +243,7 @@ def test_a_search_ends_by_itself_and_says_by_which_rule(
 
 
 @pytest.mark.parametrize("n_trials", [1, 2, 16])
-def test_a_number_of_trials_that_is_given_is_run_however_little_is_left_to_win(
-    tmp_path: Path, n_trials: int
-) -> None:
+def test_given_number_of_trials_is_run(tmp_path: Path, n_trials: int) -> None:
     search = guided(tmp_path, slow_device, n_trials=n_trials, **PINNING)
     assert len(search.study.records) == n_trials
     assert search.ended_because == trials_asked_for(trials=n_trials)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-import autotune
 from autotune.config.training_config import TrainingConfig
 from autotune.records.trial import Outcome, TrialResult, guard_key, needs_guard
 from autotune.testing import FakeLauncher, FakeTrial, analytic_cost
@@ -16,11 +15,13 @@ from autotune.tuning.checks import PrecisionGuard
 from autotune.tuning.loop import Search
 from tests.factories import with_first
 from tests.factories.searches import (
+    FIXED,
     GIB,
     NARROW,
     FailingLauncher,
     codes_of,
     confirmed,
+    fake_search,
     figures_of,
     make_search,
 )
@@ -67,15 +68,6 @@ def test_a_refused_precision_is_not_tried_again_and_said_so_once(tmp_path: Path)
     assert len(search.study.records) == 24
     left_out = [one["amp_dtype"] for one in figures_of(search.notes, "precision_left_out")]
     assert sorted(left_out) == ["bfloat16", "float16", "tf32"]
-
-
-def test_a_refused_precision_never_wins(tmp_path: Path) -> None:
-    search = searched(
-        tmp_path, FakeLauncher(breaking("bfloat16", "float16")), n_trials=10, method="model"
-    )
-    _, chosen = confirmed(search)
-    assert {one.config.amp_dtype for one in chosen.confirmations} <= {"float32", "tf32"}
-    assert chosen.config.amp_dtype in {"float32", "tf32"}
 
 
 def test_a_precision_is_compared_once_at_the_users_batch_without_workers(tmp_path: Path) -> None:
@@ -192,53 +184,28 @@ def test_a_comparison_that_could_not_run_is_made_up_for_after_a_resume(
     assert "precision_left_out" not in codes_of(search.notes)
 
 
-def test_too_few_steps_before_a_resume_are_no_pass_after_it(tmp_path: Path) -> None:
-    (refused,) = (
-        one
-        for one in searched(tmp_path, FakeLauncher(breaking("bfloat16")), n_trials=12).study.records
-        if one.is_refused
-    )
-    cut_short = with_first(refused, outcome="timeout")
+def test_answers_recalled(tmp_path: Path) -> None:
+    search = searched(tmp_path, FakeLauncher(breaking("bfloat16")), n_trials=12)
+    (refused,) = (one for one in search.study.records if one.is_refused)
     guard = PrecisionGuard(make_search(tmp_path, FakeLauncher()).runner, TrainingConfig())
-    guard.recall(cut_short)
-    assert not guard.answers
+    guard.recall(with_first(refused, outcome="timeout"))
+    half = TrainingConfig(amp_dtype="bfloat16", num_workers=3)
+    assert guard.known(half) is None, "too few steps are no answer"
+    guard.recall(refused)
+    answer = guard.known(half)
+    assert answer is not None
+    assert answer.outcome == "diverged"
 
 
 def test_an_exhausted_search_without_a_refused_precision_is_finished(tmp_path: Path) -> None:
-    fixed = {
-        "prefetch_factor": 2,
-        "persistent_workers": False,
-        "pin_memory": False,
-        "grad_accum_steps": 1,
-    }
-    space = fixed | {
-        "amp_dtype": ["float32", "bfloat16"],
-        "num_workers": [0, 4],
-        "micro_batch_size": 32,
-    }
-    common: dict[str, Any] = {
-        "space": space,
-        "n_trials": 30,
-        "run_dir": tmp_path / "run",
-        "progress": False,
-    }
-    first = autotune.search(object, list, launcher=FakeLauncher(breaking("bfloat16")), **common)
+    space = {**FIXED, "amp_dtype": ["float32", "bfloat16"], "num_workers": [0, 4]}
+    first = fake_search(tmp_path, breaking("bfloat16"), space=space, n_trials=30)
     assert [trial.outcome for trial in first.trials].count("diverged") == 1
     assert len(first.trials) == 3
     launcher = FakeLauncher()
-    assert autotune.search(object, list, launcher=launcher, **common).summary == first.summary
+    again = fake_search(tmp_path, launcher=launcher, space=space, n_trials=30)
+    assert again.summary == first.summary
     assert launcher.jobs == []
-
-
-def test_a_refused_precision_is_not_compared_again(tmp_path: Path) -> None:
-    first = searched(tmp_path, FakeLauncher(breaking("bfloat16")), n_trials=12)
-    guard = PrecisionGuard(make_search(tmp_path, FakeLauncher()).runner, TrainingConfig())
-    assert guard.known(TrainingConfig(amp_dtype="bfloat16")) is None
-    for record in first.study.records:
-        guard.recall(record)
-    answer = guard.known(TrainingConfig(amp_dtype="bfloat16", num_workers=3))
-    assert answer is not None
-    assert answer.outcome == "diverged"
 
 
 def test_the_guards_deadline_ends_before_the_time_out(tmp_path: Path) -> None:

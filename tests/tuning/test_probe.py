@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -11,43 +12,34 @@ from autotune.config.plan import Objective, OptimizerFacts, Plan, ReadOver, Work
 from autotune.config.training_config import TrainingConfig
 from autotune.errors import ConfigError, WorkloadError
 from autotune.launch.launcher import Exit, Launch
+from autotune.launch.runner import TrialRunner
 from autotune.messages import space as messages
 from autotune.messages.trials import others_on_device
-from autotune.note import Note
 from autotune.protocol.disk import write_model
 from autotune.protocol.messages import RankReport
 from autotune.records.measurement import DeviceConditions
 from autotune.records.trial import Failure, TrialResult
+from autotune.space.space import ResolvedSpace
 from autotune.testing import FakeLauncher, fake_environment, fake_facts
 from autotune.tuning.probe import probe_workload
 
-NOTE = others_on_device(held_bytes=20 * 2**30, busy_fraction=0.9)
 
-
-@pytest.mark.parametrize(
-    ("conditions", "notes"),
-    [
-        (None, ()),
-        (DeviceConditions(others_memory_bytes=0, others_busy_fraction=0.0), ()),
-        (
-            DeviceConditions(others_memory_bytes=20 * 2**30, others_busy_fraction=0.9),
-            (NOTE,),
-        ),
-    ],
-)
-def test_others_on_the_device_are_noted_before_the_first_trial(
-    conditions: DeviceConditions | None, notes: tuple[Note, ...]
-) -> None:
-    plan = Plan(
-        name="case",
-        workload=Workload(model=object, dataset=list),
-        baseline=TrainingConfig(micro_batch_size=64),
-    )
+def probed(launcher: FakeLauncher, **plan: Any) -> tuple[TrialRunner, ResolvedSpace]:
+    """The runner and the space of a plan."""
+    given = {"workload": Workload(model=object, dataset=list), **plan}
+    whole = Plan(name="case", **{"baseline": TrainingConfig(micro_batch_size=64), **given})
     with temporary_folder() as folder:
-        _, space = probe_workload(
-            plan, runner_for(plan, folder, FakeLauncher(conditions=conditions))
-        )
-    assert space.notes == notes
+        return probe_workload(whole, runner_for(whole, folder, launcher))
+
+
+@pytest.mark.parametrize(("held_bytes", "busy_fraction"), [(0, 0.0), (20 * 2**30, 0.9)])
+def test_others_on_the_device_are_noted(held_bytes: int, busy_fraction: float) -> None:
+    conditions = DeviceConditions(
+        others_memory_bytes=held_bytes, others_busy_fraction=busy_fraction
+    )
+    _, space = probed(FakeLauncher(conditions=conditions))
+    note = others_on_device(held_bytes=held_bytes, busy_fraction=busy_fraction)
+    assert space.notes == ((note,) if held_bytes else ())
 
 
 @pytest.mark.parametrize(
@@ -59,47 +51,26 @@ def test_others_on_the_device_are_noted_before_the_first_trial(
         (OptimizerFacts(name="SGD", can_fuse=True), "other_optimizer"),
     ],
 )
-def test_a_fused_optimizer_that_a_frameworks_file_has_by_default_is_no_error_where_there_is_none(
-    optimizer: OptimizerFacts, reason: str | None
-) -> None:
-    baseline, files = (
-        TrainingConfig(micro_batch_size=64, fused=True),
-        {"fused": ReadOver("optim", "AdamW")},
-    )
+def test_fused_default_of_a_framework_file(optimizer: OptimizerFacts, reason: str | None) -> None:
+    baseline = TrainingConfig(micro_batch_size=64, fused=True)
     launcher = FakeLauncher(facts=fake_facts().model_copy(update={"optimizer": optimizer}))
-    plan = Plan(
-        name="case",
-        workload=Workload(model=object, dataset=list),
-        baseline=baseline,
-        read_over=files,
-    )
-    with temporary_folder() as folder:
-        _, space = probe_workload(plan, runner_for(plan, folder, launcher))
-        assert space.baseline.fused is (reason is None)
-        told = [one.figures["reason"] for one in space.notes if one.code == "not_read_over"]
-        assert told == ([] if reason is None else [reason])
-        if not optimizer.can_fuse:
-            said = replace(plan, read_over={})
-            with pytest.raises(ConfigError, match="fused"):
-                probe_workload(said, runner_for(said, folder, launcher))
+    files = {"fused": ReadOver("optim", "AdamW")}
+    _, space = probed(launcher, baseline=baseline, read_over=files)
+    assert space.baseline.fused is (reason is None)
+    noted = [one.figures["reason"] for one in space.notes if one.code == "not_read_over"]
+    assert noted == ([] if reason is None else [reason])
+    if not optimizer.can_fuse:
+        with pytest.raises(ConfigError, match="fused"):
+            probed(launcher, baseline=baseline)
 
 
 @pytest.mark.parametrize("nodes", [(-1, -1), (0, 1)])
-def test_a_binding_that_a_frameworks_file_asks_for_is_no_error_where_there_is_none(
-    nodes: tuple[int, ...],
-) -> None:
+def test_binding_of_a_framework_file(nodes: tuple[int, ...]) -> None:
     sockets = {"numa_nodes": 2, "node_cores": (2, 2), "device_nodes": nodes}
     launcher = FakeLauncher(environment=fake_environment(device_count=2).model_copy(update=sockets))
     baseline = TrainingConfig(micro_batch_size=64, numa_binding="node")
     files = {"numa_binding": ReadOver("enable_cpu_affinity")}
-    plan = Plan(
-        name="case",
-        workload=Workload(model=object, dataset=list),
-        baseline=baseline,
-        read_over=files,
-    )
-    with temporary_folder() as folder:
-        _, space = probe_workload(plan, runner_for(plan, folder, launcher))
+    _, space = probed(launcher, baseline=baseline, read_over=files)
     is_possible = -1 not in nodes
     assert space.baseline.numa_binding == ("node" if is_possible else None)
     assert ("not_read_over" in {one.code for one in space.notes}) is not is_possible
@@ -109,27 +80,16 @@ def test_a_binding_that_a_frameworks_file_asks_for_is_no_error_where_there_is_no
     ("limit", "reserve", "gibs"),
     [(0.5, "2GiB", (8, 2)), ("3GiB", 0.25, (3, 4)), ("4GiB", "4GiB", (4, 4))],
 )
-def test_trials_leave_a_reserve_below_the_limit_which_must_be_larger(
+def test_reserve_lies_below_the_limit(
     limit: float | str, reserve: float | str, gibs: tuple[int, int]
 ) -> None:
     objective = Objective.model_validate({"memory_limit": limit, "reserve": reserve})
-    baseline = TrainingConfig(micro_batch_size=64)
-    plan = Plan(
-        name="case",
-        workload=Workload(model=object, dataset=list),
-        baseline=baseline,
-        objective=objective,
-    )
     whole, kept = (2**30 * gib for gib in gibs)
-    with temporary_folder() as folder:
-        runner = runner_for(plan, folder, FakeLauncher())
-        if kept >= whole:
-            with pytest.raises(
-                ConfigError, match=f"reserve .*memory_limit.* {kept:,} of {whole:,}"
-            ):
-                probe_workload(plan, runner)
-            return
-        ready, space = probe_workload(plan, runner)
+    if kept >= whole:
+        with pytest.raises(ConfigError, match=f"reserve .*memory_limit.* {kept:,} of {whole:,}"):
+            probed(FakeLauncher(), objective=objective)
+        return
+    ready, space = probed(FakeLauncher(), objective=objective)
     assert ready.limits is not None
     assert ready.limits.limit_bytes == space.limit_bytes == whole - kept
     assert space.notes == (messages.reserve(kept, whole - kept),)
@@ -170,9 +130,7 @@ class EndingLauncher(FakeLauncher):
 def test_of_a_script_that_ends_too_early_what_it_has_written_last_is_shown(
     log: str, failure: Failure | None, shown: list[str]
 ) -> None:
-    plan = Plan(
-        name="case", workload=Workload(command=("python", "a.py")), baseline=TrainingConfig()
-    )
-    with temporary_folder() as folder, pytest.raises(WorkloadError) as raised:
-        probe_workload(plan, runner_for(plan, folder, EndingLauncher(log=log, failure=failure)))
+    command = Workload(command=("python", "a.py"))
+    with pytest.raises(WorkloadError) as raised:
+        probed(EndingLauncher(log=log, failure=failure), workload=command)
     assert str(raised.value).splitlines()[2:] == shown

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,6 +39,7 @@ def guessed(space: ResolvedSpace) -> list[TrainingConfig]:
         config = compose(guess, space)
         assert isinstance(config, TrainingConfig), config
         configs.append(config)
+    assert len(set(configs)) == len(configs)
     return configs
 
 
@@ -45,27 +47,17 @@ def ddp_config(**ddp: Any) -> TrainingConfig:
     return GROUP.model_copy(update={"ddp": DdpConfig(**ddp)})
 
 
-def test_first_guesses_are_configurations_of_the_space() -> None:
-    space = make_fake_space()
-    configs = [compose(guess, space) for guess in first_guesses(space)]
-    assert all(isinstance(config, TrainingConfig) for config in configs)
-    assert len(set(configs)) == len(configs) >= 3
-
-
-def test_first_guesses_keep_what_is_fixed() -> None:
-    space = make_fake_space(num_workers=3, amp_dtype="float32")
-    for guess in first_guesses(space):
-        config = compose(guess, space)
-        assert isinstance(config, TrainingConfig)
+def test_guesses_keep_what_is_fixed() -> None:
+    for config in guessed(make_fake_space(num_workers=3, amp_dtype="float32")):
         assert (config.num_workers, config.amp_dtype) == (3, "float32")
 
 
-def test_the_first_guess_gives_the_loader_a_worker_for_each_core() -> None:
+def test_first_guess_has_a_worker_for_each_core() -> None:
     space = make_fake_space()
-    config = compose(first_guesses(space)[0], space)
-    assert isinstance(config, TrainingConfig)
-    assert config.num_workers == space.environment.cores
-    assert config.global_batch_size == space.baseline.global_batch_size
+    first, *others = guessed(space)
+    assert first.num_workers == space.environment.cores
+    assert first.global_batch_size == space.baseline.global_batch_size
+    assert len(others) >= 2
 
 
 def test_one_early_guess_takes_all_devices_and_shares_the_cores_among_them() -> None:
@@ -104,7 +96,7 @@ def test_without_ddp_in_the_space_every_guess_is_on_one_device() -> None:
     } == {1}
 
 
-def test_a_guess_beyond_the_cap_of_the_batch_takes_the_largest_batch_that_fits() -> None:
+def test_guess_beyond_the_batch_cap() -> None:
     configs = guessed(
         make_fake_space(baseline=TrainingConfig(grad_accum_steps=4, micro_batch_size=16))
     )
@@ -172,14 +164,19 @@ def test_the_setting_that_all_failures_and_no_success_have_explains_them() -> No
     assert explaining_setting(failed, succeeded) == ("amp_dtype", frozenset({"float16"}))
 
 
-def test_two_settings_that_could_explain_failures_explain_nothing() -> None:
-    failed = [TrainingConfig(amp_dtype="float16", channels_last=True)]
-    assert explaining_setting(failed, [TrainingConfig()]) is None
-
-
-def test_only_switches_explain_failures() -> None:
-    failed = [TrainingConfig(micro_batch_size=64), TrainingConfig(micro_batch_size=128)]
-    assert explaining_setting(failed, [TrainingConfig()]) is None
+@pytest.mark.parametrize(
+    ("failed", "succeeded"),
+    [
+        # two settings could explain it
+        ([TrainingConfig(amp_dtype="float16", channels_last=True)], TrainingConfig()),
+        # no switch differs
+        ([TrainingConfig(micro_batch_size=size) for size in (64, 128)], TrainingConfig()),
+        # a success is the same
+        ([TrainingConfig(amp_dtype="float16")], TrainingConfig(amp_dtype="float16")),
+    ],
+)
+def test_unexplained_failures(failed: list[TrainingConfig], succeeded: TrainingConfig) -> None:
+    assert explaining_setting(failed, [succeeded]) is None
 
 
 def test_a_strategy_explains_failures_that_its_settings_do_not() -> None:
@@ -188,18 +185,12 @@ def test_a_strategy_explains_failures_that_its_settings_do_not() -> None:
     assert explaining_setting(failed, [TrainingConfig(), GROUP]) is None
 
 
-def test_a_setting_of_ddp_that_all_failures_have_explains_them_before_the_strategy() -> None:
+def test_ddp_setting_explains_before_the_strategy() -> None:
     failed = [ddp_config(static_graph=True), ddp_config(static_graph=True, bucket_cap_mb=50)]
     explanation = ("ddp.static_graph", frozenset({True}))
     assert explaining_setting(failed, [TrainingConfig()]) == explanation
     assert explaining_setting(failed, [TrainingConfig(), GROUP]) == explanation
     assert explaining_setting(failed, [ddp_config(static_graph=True, comm_hook="fp16")]) is None
-
-
-def test_failures_that_look_like_successes_are_not_explained() -> None:
-    assert (
-        explaining_setting([TrainingConfig(num_workers=2)], [TrainingConfig(num_workers=2)]) is None
-    )
 
 
 def memory_trials(peaks_mib: Mapping[int, int | None], **settings: object) -> list[TrialRecord]:
@@ -235,7 +226,7 @@ def largest(
     return None if found is None else dict(found)
 
 
-def test_the_largest_batch_that_the_line_lets_fit_is_proposed_with_the_best_settings() -> None:
+def test_largest_batch_that_fits() -> None:
     found = largest(memory_trials(LINEAR, num_workers=2), 700)
     assert found is not None
     assert (found["micro_batch_size"], found["num_workers"]) == (512, 2)
@@ -256,7 +247,7 @@ def test_without_a_line_of_its_precision_nothing_is_proposed() -> None:
     assert largest(records, 700, best=3) is None
 
 
-def test_gradients_are_accumulated_less_where_the_global_batch_would_pass_its_cap() -> None:
+def test_largest_batch_accumulates_less() -> None:
     space = make_fake_space(grad_accum_steps=[1, 2])
     records = memory_trials(LINEAR, grad_accum_steps=2)
     found = largest_batch_variant(records[0], limited(space, 10_000), records)
@@ -309,7 +300,7 @@ def test_a_batch_that_the_ranks_can_not_share_has_no_variant() -> None:
     assert same_batch_variant(record_of(TrainingConfig(num_workers=2)), space) is None
 
 
-def test_a_mode_of_compiling_that_all_failures_have_explains_them_before_compiling_does() -> None:
+def test_compile_mode_explains_before_compile() -> None:
     failed = [
         TrainingConfig(compile=True, compile_mode="reduce-overhead", num_workers=count)
         for count in (0, 1)

@@ -10,7 +10,6 @@ import pytest
 
 from autotune.config.training_config import TrainingConfig
 from autotune.models.evidence import evidence_of_runs
-from autotune.records.ceilings import CeilingBook
 from autotune.records.result import RunVariation
 from autotune.records.trial import TrialRecord
 from autotune.tuning.outcomes import SearchOutcome
@@ -33,11 +32,7 @@ def found_of(rates: Mapping[int, Sequence[float]], proven: Mapping[int, float]) 
     return SearchOutcome(
         space=make_space(baseline=TrainingConfig(num_workers=0)),
         records=tuple(records),
-        ceilings=CeilingBook(),
-        notes=(),
         ended_because=None,
-        expected_s=None,
-        spread=spread,
         evidence=evidence,
         believed={number: log(sum(of) / len(of)) for number, of in rates.items()},
         proven=proven,
@@ -83,7 +78,7 @@ def test_a_larger_batch_that_is_not_worth_it_is_not_kept_for_its_proof() -> None
     assert best.number == 2
 
 
-def test_without_a_proof_the_one_that_is_believed_to_be_the_fastest_is_recommended() -> None:
+def test_winner_without_proof() -> None:
     best = select(found_of({0: (540.0, 530.0), 1: (820.0, 800.0), 2: (940.0, 780.0)}, {}))
     assert best is not None
     assert best.number == 2

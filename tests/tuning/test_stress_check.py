@@ -41,8 +41,7 @@ def stressed(
     named = {"device_kind": kind, "device": "cpu" if kind == "cpu" else f"{kind}:0"}
     launcher.environment = fake_environment(device_count=2).model_copy(update=named)
     search = make_search(folder, launcher, **more)
-    left_s = search.time.clock.left_s
-    return search, check_under_stress(record_of(config), search.outcome(), search.runner, left_s)
+    return search, check_under_stress(record_of(config), search.time, search.runner)
 
 
 def job_of(search: Search) -> StressJob:
@@ -118,7 +117,7 @@ def test_what_fits_the_largest_samples_by_giving_memory_back_is_noted(
         lambda _: FakeTrial(samples_per_s=100.0, peak_memory_bytes=GIB, alloc_retries=retries)
     )
     search = make_search(tmp_path, launcher)
-    check = check_under_stress(record_of(ALONE), search.outcome(), search.runner, None)
+    check = check_under_stress(record_of(ALONE), search.time, search.runner)
     assert not check.is_refuted
     noted = [one["alloc_retries"] for one in figures_of(check.notes, "stress_thrashing")]
     assert noted == ([3] if retries == 3 else [])

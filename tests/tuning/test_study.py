@@ -16,42 +16,37 @@ from optuna.storages._rdb.models import BaseModel
 
 from autotune.config.plan import Choices, SettingValue
 from autotune.config.training_config import DdpConfig, TrainingConfig
-from autotune.errors import RunFolderError, StudyMismatchError
+from autotune.errors import RunFolderError
 from autotune.messages.search import (
     nothing_new_drawn,
     space_exhausted,
     would_add_nothing,
     would_not_fit,
 )
+from autotune.note import Note
 from autotune.policy import POLICY
-from autotune.records.trial import Score, TrialResult
+from autotune.records.trial import Score, TrialRecord, TrialResult
 from autotune.space.space import ResolvedSpace
 from autotune.testing import fake_environment
-from autotune.tuning.proposals import params_of
+from autotune.tuning.proposals import Skip, params_of
 from autotune.tuning.study import Study, read_records
 from tests.factories import make_environment, make_fake_space, make_measurement, make_space
+from tests.factories.searches import FIXED
 
 IDENTITY = {"model": "Net", "space": "abc"}
 OOM = TrialResult(outcome="oom", reason="no memory", violation=0.3)
 CRASH = TrialResult(outcome="crashed", reason="boom")
 TIMEOUT = TrialResult(outcome="timeout", reason="too slow")
+OpenStudy = Callable[..., Study]
 UNFIT, REDUNDANT = would_not_fit(chance_fraction=0.1), would_add_nothing()
 
 
 TWO_DEVICES = fake_environment(device_count=2)
-SMALL: dict[str, Any] = {
-    "micro_batch_size": [32, 64],
-    "num_workers": [0, 2],
-    "grad_accum_steps": 1,
-    "amp_dtype": "float32",
-    "prefetch_factor": 2,
-    "persistent_workers": False,
-    "pin_memory": False,
-}
+SMALL: dict[str, Any] = {**FIXED, "micro_batch_size": [32, 64], "num_workers": [0, 2]}
 
 
 @pytest.fixture
-def open_study(tmp_path: Path) -> Callable[..., Study]:
+def open_study(tmp_path: Path) -> OpenStudy:
     def opened(space: ResolvedSpace | None = None, **identity: str) -> Study:
         return Study.open(
             tmp_path / "study.db",
@@ -63,158 +58,130 @@ def open_study(tmp_path: Path) -> Callable[..., Study]:
     return opened
 
 
-def test_the_baseline_is_the_first_trial(open_study: Callable[..., Study]) -> None:
-    trial = open_study().ask()
+def next_of(study: Study, skip: Skip = lambda _: None) -> TrialRecord:
+    """The next trial."""
+    trial = study.ask(skip)
     assert trial is not None
-    assert (trial.number, trial.config) == (0, TrainingConfig())
+    return trial
 
 
-def test_a_baseline_outside_the_space_is_still_the_first_trial(
-    open_study: Callable[..., Study],
-) -> None:
+def run_next(
+    study: Study, result: TrialResult = TIMEOUT, skip: Skip = lambda _: None
+) -> TrialRecord:
+    """The next trial, which has ended."""
+    trial = next_of(study, skip)
+    study.tell(trial, result, None)
+    return trial
+
+
+def configs_of(study: Study) -> list[TrainingConfig]:
+    """Every configuration that a study asks for, each of which times out."""
+    seen = []
+    while (trial := study.ask()) is not None:
+        seen.append(trial.config)
+        study.tell(trial, TIMEOUT, None)
+    return seen
+
+
+def test_baseline_outside_the_space_is_first(open_study: OpenStudy) -> None:
     study = open_study(
         make_fake_space(num_workers=[2, 4], micro_batch_size={"low": 64, "high": 128})
     )
-    configs = []
-    for _ in range(6):
-        trial = study.ask()
-        assert trial is not None
-        configs.append(trial.config)
-        study.tell(trial, CRASH, None)
-    assert configs[0] == TrainingConfig()
-    assert all(
-        config.num_workers in {2, 4} and config.micro_batch_size >= 64 for config in configs[1:]
-    )
+    first, *others = [run_next(study, CRASH).config for _ in range(6)]
+    assert first == TrainingConfig()
+    assert all(one.num_workers in {2, 4} and one.micro_batch_size >= 64 for one in others)
 
 
-def test_no_configuration_is_asked_for_twice_until_the_space_is_exhausted(
-    open_study: Callable[..., Study],
-) -> None:
-    study, seen = open_study(make_fake_space(**SMALL)), []
-    while (trial := study.ask()) is not None:
-        seen.append(trial.config)
-        study.tell(trial, TrialResult(outcome="timeout", reason="slow"), None)
-    assert len(seen) == len(set(seen)) == 4
-
-
-def test_repeats_are_told_with_what_is_known_and_do_not_make_records(
-    open_study: Callable[..., Study],
-) -> None:
+def test_each_configuration_is_asked_for_once(open_study: OpenStudy) -> None:
     study = open_study(make_fake_space(**SMALL))
-    while (trial := study.ask()) is not None:
-        study.tell(trial, CRASH, None)
+    seen = configs_of(study)
+    assert len(seen) == len(set(seen)) == len(study.records) == 4
+    assert study.none_left == space_exhausted()
     outcomes = [trial.user_attrs["outcome"] for trial in study.optuna_study.trials]
-    assert len(study.records) == 4
-    assert len(outcomes) > 4
     assert any(outcome.startswith("repeat of") for outcome in outcomes)
 
 
-def test_what_the_sampler_finds_and_would_not_fit_is_told_so_and_not_run(
-    open_study: Callable[..., Study],
-) -> None:
+def skipped(study: Study, reason: Note) -> list[optuna.trial.FrozenTrial]:
+    """Optuna's trials of samples that were skipped, while batches above 64 are."""
+    for _ in range(12):
+        trial = run_next(
+            study, skip=lambda config: reason if config.micro_batch_size > 64 else None
+        )
+        assert trial.config.micro_batch_size <= 64
+    trials = study.optuna_study.trials
+    return [trial for trial in trials if trial.user_attrs["outcome"] == reason.code]
+
+
+def test_sample_that_would_not_fit_is_not_run(open_study: OpenStudy) -> None:
     space = make_fake_space(micro_batch_size=[32, 64, 128, 512])
     study, large = open_study(space), TrainingConfig(micro_batch_size=512)
-    for _ in range(12):
-        trial = study.ask(lambda config: None if config.micro_batch_size <= 64 else UNFIT)
-        assert trial is not None
-        assert trial.config.micro_batch_size <= 64
-        study.tell(trial, TIMEOUT, None)
-    unfit = [
-        trial
-        for trial in study.optuna_study.trials
-        if trial.user_attrs["outcome"] == "would_not_fit"
-    ]
+    unfit = skipped(study, UNFIT)
     assert unfit
-    assert all(
-        trial.state is optuna.trial.TrialState.PRUNED and trial.constraints["memory"] > 0
-        for trial in unfit
-    )
+    for trial in unfit:
+        assert trial.state is optuna.trial.TrialState.PRUNED
+        assert trial.constraints["memory"] > 0
+        assert trial.user_attrs["figures"] == UNFIT.figures
     assert study.is_open(large), "it was not measured: whoever proposes it has it tried"
     assert study.propose(params_of(large, space))
-    asked = study.ask(lambda _: UNFIT)
-    assert asked is not None
-    assert asked.config.micro_batch_size == 512
+    assert next_of(study, lambda _: UNFIT).config.micro_batch_size == 512
 
 
-def test_a_proposal_without_information_is_neither_run_nor_learned(
-    open_study: Callable[..., Study],
-) -> None:
+def test_uninformative_sample_is_neither_run_nor_learned(open_study: OpenStudy) -> None:
     study = open_study(make_fake_space(micro_batch_size=[32, 64, 128, 512]))
-    for _ in range(12):
-        trial = study.ask(lambda config: None if config.micro_batch_size <= 64 else REDUNDANT)
-        assert trial is not None
-        assert trial.config.micro_batch_size <= 64
-        study.tell(trial, TIMEOUT, None)
-    idle = [
-        trial
-        for trial in study.optuna_study.trials
-        if trial.user_attrs["outcome"] == "would_add_nothing"
-    ]
+    idle = skipped(study, REDUNDANT)
     assert idle
-    assert all(
-        trial.state is optuna.trial.TrialState.FAIL and not trial.constraints for trial in idle
-    )
-    asked = study.ask(lambda config: UNFIT if config.micro_batch_size == 512 else REDUNDANT)
-    assert asked is not None, "where nothing else is left it is tried after all"
-    assert asked.config.micro_batch_size != 512, "and before what would not fit"
-
-
-def test_oom_is_told_as_a_violated_constraint_with_its_magnitude(
-    open_study: Callable[..., Study],
-) -> None:
-    study = open_study()
-    trial = study.ask()
-    assert trial is not None
-    study.tell(trial, OOM, None)
-    told = study.optuna_study.trials[0]
-    assert told.state is optuna.trial.TrialState.PRUNED
-    assert told.constraints == {"memory": 0.3}
+    assert all(one.state is optuna.trial.TrialState.FAIL and not one.constraints for one in idle)
+    # where nothing else is left it is tried after all, before what would not fit
+    last = next_of(study, lambda config: UNFIT if config.micro_batch_size == 512 else REDUNDANT)
+    assert last.config.micro_batch_size != 512
 
 
 @pytest.mark.parametrize(
-    ("result", "state"),
-    [(CRASH, optuna.trial.TrialState.FAIL), (TIMEOUT, optuna.trial.TrialState.PRUNED)],
+    ("result", "state", "constraints"),
+    [
+        (CRASH, optuna.trial.TrialState.FAIL, {}),
+        (TIMEOUT, optuna.trial.TrialState.PRUNED, {}),
+        (OOM, optuna.trial.TrialState.PRUNED, {"memory": 0.3}),
+        # the guard ran out of memory, not the trial
+        (
+            OOM.model_copy(update={"measurement": make_measurement(100.0)}),
+            optuna.trial.TrialState.PRUNED,
+            {},
+        ),
+    ],
 )
-def test_crashes_are_told_as_failed_and_timeouts_as_pruned(
-    open_study: Callable[..., Study], result: TrialResult, state: optuna.trial.TrialState
+def test_outcome_in_optuna(
+    open_study: OpenStudy,
+    result: TrialResult,
+    state: optuna.trial.TrialState,
+    constraints: dict[str, float],
 ) -> None:
     study = open_study()
-    trial = study.ask()
-    assert trial is not None
-    study.tell(trial, result, None)
-    assert study.optuna_study.trials[0].state is state
+    run_next(study, result)
+    (trial,) = study.optuna_study.trials
+    assert (trial.state, trial.constraints) == (state, constraints)
 
 
-def test_a_proposed_configuration_comes_next(open_study: Callable[..., Study]) -> None:
-    study = open_study(make_fake_space(**SMALL))
-    assert study.propose({"micro_batch_size": 64, "num_workers": 2})
-    first, second = study.ask(), study.ask()
-    assert first is not None
-    assert second is not None
-    assert second.config == TrainingConfig(micro_batch_size=64, num_workers=2, prefetch_factor=2)
-
-
-def test_an_excluded_value_is_not_asked_for(open_study: Callable[..., Study]) -> None:
-    study = open_study(make_fake_space(**SMALL))
-    study.leave_out({"num_workers": frozenset({2})})
-    seen = []
-    while (trial := study.ask()) is not None:
-        seen.append(trial.config.num_workers)
-        study.tell(trial, TIMEOUT, None)
-    assert set(seen) == {0}
-    assert not study.propose({"micro_batch_size": 64, "num_workers": 2})
-
-
-def test_settings_that_are_refused_together_are_not_asked_for_together(
-    open_study: Callable[..., Study],
+@pytest.mark.parametrize(
+    ("left_out", "loaders"),
+    [
+        ({"num_workers": frozenset({2})}, [(32, 0), (64, 0)]),
+        (
+            {"micro_batch_size": frozenset({64}), "num_workers": frozenset({2})},
+            [(32, 0), (32, 2), (64, 0)],
+        ),
+    ],
+)
+def test_left_out_is_not_asked_for(
+    open_study: OpenStudy,
+    left_out: dict[str, frozenset[SettingValue]],
+    loaders: list[tuple[int, int]],
 ) -> None:
     study = open_study(make_fake_space(**SMALL))
-    study.leave_out({"micro_batch_size": frozenset({64}), "num_workers": frozenset({2})})
-    seen = []
-    while (trial := study.ask()) is not None:
-        seen.append((trial.config.micro_batch_size, trial.config.num_workers))
-        study.tell(trial, TIMEOUT, None)
-    assert sorted(seen) == [(32, 0), (32, 2), (64, 0)]
+    study.leave_out(left_out)
+    seen = configs_of(study)
+    assert sorted((one.micro_batch_size, one.num_workers) for one in seen) == loaders
+    assert not study.propose({"micro_batch_size": 64, "num_workers": 2})
 
 
 RANKS: dict[str, Any] = {
@@ -232,17 +199,8 @@ RANKS: dict[str, Any] = {
 }
 
 
-def configs_of(study: Study) -> list[TrainingConfig]:
-    """Every configuration that a study asks for, each of which times out."""
-    seen = []
-    while (trial := study.ask()) is not None:
-        seen.append(trial.config)
-        study.tell(trial, TIMEOUT, None)
-    return seen
-
-
 def test_one_rank_is_asked_for_once_whatever_else_is_drawn(
-    open_study: Callable[..., Study],
+    open_study: OpenStudy,
 ) -> None:
     seen = configs_of(open_study(make_fake_space(TWO_DEVICES, **RANKS)))
     group = TrainingConfig(strategy="ddp", world_size=2)
@@ -252,7 +210,7 @@ def test_one_rank_is_asked_for_once_whatever_else_is_drawn(
     assert len(seen) == 3
 
 
-def test_an_excluded_setting_of_ddp_leaves_the_rest_of_it(open_study: Callable[..., Study]) -> None:
+def test_an_excluded_setting_of_ddp_leaves_the_rest_of_it(open_study: OpenStudy) -> None:
     study = open_study(make_fake_space(TWO_DEVICES, **RANKS))
     study.leave_out({"ddp.static_graph": frozenset({True})})
     assert set(configs_of(study)) == {
@@ -262,7 +220,7 @@ def test_an_excluded_setting_of_ddp_leaves_the_rest_of_it(open_study: Callable[.
 
 
 def test_a_group_that_is_the_baseline_is_the_first_trial_as_it_is(
-    open_study: Callable[..., Study],
+    open_study: OpenStudy,
 ) -> None:
     ddp = DdpConfig(bucket_cap_mb=12.5, comm_hook="powersgd")
     baseline = TrainingConfig(strategy="ddp", world_size=2, ddp=ddp)
@@ -272,16 +230,13 @@ def test_a_group_that_is_the_baseline_is_the_first_trial_as_it_is(
 
 
 def test_a_trial_that_was_running_is_not_retried_once_it_is_refused(
-    open_study: Callable[..., Study],
+    open_study: OpenStudy,
 ) -> None:
     space = make_fake_space(**{**SMALL, "amp_dtype": ["float32", "bfloat16"]})
     study = open_study(space)
-    first = study.ask()
-    assert first is not None
-    study.tell(first, TIMEOUT, None)
+    run_next(study)
     study.propose({"amp_dtype": "bfloat16", "num_workers": 2, "micro_batch_size": 32})
-    running = study.ask()
-    assert running is not None
+    running = next_of(study)
     assert running.config.amp_dtype == "bfloat16"
     study.close()
     again = open_study(space)
@@ -291,73 +246,51 @@ def test_a_trial_that_was_running_is_not_retried_once_it_is_refused(
         again.tell(trial, TIMEOUT, None)
 
 
-def test_a_guard_out_of_memory_says_nothing_of_the_trials_own(
-    open_study: Callable[..., Study],
-) -> None:
-    study = open_study()
-    trial = study.ask()
-    assert trial is not None
-    study.tell(trial, OOM.model_copy(update={"measurement": make_measurement(100.0)}), None)
-    told = study.optuna_study.trials[0]
-    assert told.state is optuna.trial.TrialState.PRUNED
-    assert told.constraints == {}
-
-
-def test_a_reopened_study_knows_its_records(open_study: Callable[..., Study]) -> None:
+def test_a_reopened_study_knows_its_records(open_study: OpenStudy) -> None:
     study = open_study()
     for result in (TIMEOUT, OOM, CRASH):
-        trial = study.ask()
-        assert trial is not None
-        study.tell(
-            trial,
-            result,
-            Score(value=1.0, feasible=False, violation=0.1) if result is OOM else None,
-        )
+        run_next(study, result)
     assert open_study().records == study.records
     assert read_records(study.optuna_study) == [*study.records]
 
 
-def test_a_running_trial_is_retried_and_a_finished_one_never(
-    open_study: Callable[..., Study],
-) -> None:
-    study = open_study()
-    first = study.ask()
-    assert first is not None
-    study.tell(first, TIMEOUT, None)
-    running = study.ask()
-    assert running is not None
-    reopened = open_study()
-    retried = reopened.ask()
-    assert retried is not None
-    assert retried.config == running.config
-    assert retried.number > running.number
-    assert [record.config for record in reopened.records] == [first.config]
-    assert reopened.optuna_study.trials[running.number].state is optuna.trial.TrialState.FAIL
+def test_records_by_number_and_by_end(open_study: OpenStudy) -> None:
+    study = open_study(make_fake_space(**SMALL))
+    trials = [next_of(study) for _ in range(3)]
+    for place in (0, 2, 1):
+        score = Score(value=1.0 + place, feasible=True)
+        result = TrialResult(outcome="ok", measurement=make_measurement())
+        study.tell(trials[place], result, score)
+    for one in (study, open_study(make_fake_space(**SMALL))):
+        assert [record.number for record in one.records] == [0, 1, 2]
+        assert [record.number for record in one.ended] == [0, 2, 1]
+    ended = study.ended
+    assert ended is study.ended
+    assert study.best == ended[1]
+    study.add_run(2, TrialResult(outcome="crashed"))
+    assert [record.number for record in study.ended] == [0, 2, 1]
+    assert study.best == ended[2]
 
 
 def test_a_promising_proposal_stays_promising_when_retried(
-    open_study: Callable[..., Study],
+    open_study: OpenStudy,
 ) -> None:
     study = open_study(make_fake_space(**SMALL))
-    first = study.ask()
-    assert first is not None
-    study.tell(first, TIMEOUT, None)
+    run_next(study)
     study.propose({"micro_batch_size": 64, "num_workers": 2}, is_promising=True)
     study.propose({"micro_batch_size": 64, "num_workers": 0})
     study.ask()  # and is cut off
     study.close()
     reopened = open_study(make_fake_space(**SMALL))
     for _ in range(2):
-        trial = reopened.ask()
-        assert trial is not None
-        reopened.tell(trial, TIMEOUT, None)
+        run_next(reopened)
     (promising,) = reopened.promising
     assert (promising.config.micro_batch_size, promising.config.num_workers) == (64, 2)
     assert open_study(make_fake_space(**SMALL)).promising == [promising]
 
 
 def test_a_baseline_that_was_running_is_retried_as_the_baseline(
-    open_study: Callable[..., Study],
+    open_study: OpenStudy,
 ) -> None:
     open_study().ask()
     retried = open_study().ask()
@@ -367,18 +300,16 @@ def test_a_baseline_that_was_running_is_retried_as_the_baseline(
 
 @pytest.mark.parametrize("result", [CRASH, TrialResult(outcome="invalid", reason="no tensor")])
 def test_after_a_failed_baseline_the_study_begins_anew(
-    open_study: Callable[..., Study], result: TrialResult
+    open_study: OpenStudy, result: TrialResult
 ) -> None:
     study = open_study()
-    first = study.ask()
-    assert first is not None
-    study.tell(first, result, None)
+    run_next(study, result)
     again = open_study().ask()
     assert again is not None
     assert (again.number, again.config) == (0, TrainingConfig())
 
 
-def test_what_is_running_is_not_asked_for_again(open_study: Callable[..., Study]) -> None:
+def test_what_is_running_is_not_asked_for_again(open_study: OpenStudy) -> None:
     study = open_study(make_fake_space(**SMALL))
     running = list(iter(study.ask, None))
     assert study.running == running
@@ -397,7 +328,7 @@ def test_what_is_running_is_not_asked_for_again(open_study: Callable[..., Study]
 
 
 def test_a_space_without_anything_left_is_not_drawn_from_again(
-    open_study: Callable[..., Study],
+    open_study: OpenStudy,
 ) -> None:
     study = open_study(make_fake_space(**SMALL))
     last = [trial for trial in iter(study.ask, None) if trial is not None][-1]
@@ -408,24 +339,21 @@ def test_a_space_without_anything_left_is_not_drawn_from_again(
     assert len(study.optuna_study.trials) == drawn
 
 
-def test_what_is_running_can_be_proposed_no_more(open_study: Callable[..., Study]) -> None:
+def test_proposal_is_taken_once(open_study: OpenStudy) -> None:
     study, params = open_study(make_fake_space(**SMALL)), {"micro_batch_size": 64, "num_workers": 2}
     study.ask()
-    assert study.propose(params)
-    running, other = study.ask(), study.ask()
-    assert running is not None
-    assert other is not None
-    assert (
-        running.config
-        == TrainingConfig(micro_batch_size=64, num_workers=2, prefetch_factor=2)
-        != other.config
-    )
+    assert [study.propose(params), study.propose(params)] == [True, False]
+    assert study.has_waiting
+    running = next_of(study)
+    assert running.config == TrainingConfig(micro_batch_size=64, num_workers=2, prefetch_factor=2)
+    assert not study.has_waiting
+    assert next_of(study).config != running.config
     assert not study.propose(params)
     study.tell(running, TIMEOUT, None)
     assert not study.propose(params)
 
 
-def test_all_that_were_running_are_retried_once_each(open_study: Callable[..., Study]) -> None:
+def test_all_that_were_running_are_retried_once_each(open_study: OpenStudy) -> None:
     study = open_study()
     asked = [study.ask() for _ in range(4)]
     assert asked[0] is not None
@@ -440,27 +368,6 @@ def test_all_that_were_running_are_retried_once_each(open_study: Callable[..., S
     assert states == ["PRUNED", *["FAIL"] * 3, *["RUNNING"] * 3]
 
 
-def test_records_are_in_order_of_number_and_in_that_of_their_end(
-    open_study: Callable[..., Study],
-) -> None:
-    study = open_study()
-    trials = [trial for trial in (study.ask() for _ in range(4)) if trial is not None]
-    order = [0, 3, 1, 2]
-    for number in order:
-        study.tell(trials[number], TIMEOUT, None)
-    for one in (study, open_study()):
-        assert [record.number for record in one.records] == [0, 1, 2, 3]
-        assert [record.number for record in one.ended] == order
-
-
-def test_another_searchs_study_is_refused_with_what_differs(
-    open_study: Callable[..., Study],
-) -> None:
-    open_study()
-    with pytest.raises(StudyMismatchError, match=r"model: Net.*Other.*--fresh"):
-        open_study(model="Other")
-
-
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "study.db"
     path.write_bytes(b"no database at all, but long enough to be read as one" * 100)
@@ -468,13 +375,9 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
         Study.open(path, make_fake_space(), identity=IDENTITY, seed=0)
 
 
-def test_the_study_is_an_ordinary_optuna_study(
-    open_study: Callable[..., Study], tmp_path: Path
-) -> None:
+def test_the_study_is_an_ordinary_optuna_study(open_study: OpenStudy, tmp_path: Path) -> None:
     study = open_study()
-    trial = study.ask()
-    assert trial is not None
-    study.tell(trial, CRASH, None)
+    run_next(study, CRASH)
     storage = optuna.storages.RDBStorage(f"sqlite:///{tmp_path / 'study.db'}")
     (name,) = optuna.get_all_study_names(storage)
     assert len(optuna.load_study(study_name=name, storage=storage).trials) >= 1
@@ -483,26 +386,13 @@ def test_the_study_is_an_ordinary_optuna_study(
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
-def test_optunas_verbosity_is_the_users_afterwards(open_study: Callable[..., Study]) -> None:
+def test_optunas_verbosity_is_the_users_afterwards(open_study: OpenStudy) -> None:
     optuna.logging.set_verbosity(optuna.logging.DEBUG)
     try:
         open_study().ask()
         assert optuna.logging.get_verbosity() == optuna.logging.DEBUG
     finally:
         optuna.logging.set_verbosity(optuna.logging.INFO)
-
-
-def test_the_same_seed_proposes_the_same_configurations(tmp_path: Path) -> None:
-    def asked(path: Path) -> list[TrainingConfig]:
-        study, found = Study.open(path, make_fake_space(), identity=IDENTITY, seed=3), []
-        for _ in range(12):
-            trial = study.ask()
-            assert trial is not None
-            found.append(trial.config)
-            study.tell(trial, TIMEOUT, None)
-        return found
-
-    assert asked(tmp_path / "a.db") == asked(tmp_path / "b.db")
 
 
 def test_file_modes_are_kept_from_others(tmp_path: Path) -> None:
@@ -512,25 +402,11 @@ def test_file_modes_are_kept_from_others(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_what_waits_to_be_tried_is_not_proposed_again(open_study: Callable[..., Study]) -> None:
-    study = open_study(make_fake_space(**SMALL))
-    study.ask()
-    params = {"micro_batch_size": 64, "num_workers": 2}
-    assert [study.propose(params), study.propose(params)] == [True, False]
-    assert study.has_waiting
-    trial = study.ask()
-    assert trial is not None
-    assert (trial.config.micro_batch_size, trial.config.num_workers) == (64, 2)
-    assert not study.has_waiting
-
-
 def test_what_an_earlier_sitting_has_left_waiting_is_not_proposed_again(
-    open_study: Callable[..., Study],
+    open_study: OpenStudy,
 ) -> None:
     study, params = open_study(make_fake_space(**SMALL)), {"micro_batch_size": 64, "num_workers": 2}
-    asked = study.ask()
-    assert asked is not None
-    study.tell(asked, TIMEOUT, None)
+    run_next(study)
     study.propose(params)
     study.close()
     again = open_study(make_fake_space(**SMALL))
@@ -540,7 +416,7 @@ def test_what_an_earlier_sitting_has_left_waiting_is_not_proposed_again(
 
 
 def test_running_or_left_out_configurations_are_not_tried_again(
-    open_study: Callable[..., Study],
+    open_study: OpenStudy,
 ) -> None:
     study = open_study(make_fake_space(**SMALL))
     study.propose({"micro_batch_size": 64, "num_workers": 2})
@@ -556,9 +432,7 @@ def test_running_or_left_out_configurations_are_not_tried_again(
     assert not study.is_open(other)
 
 
-def test_to_ask_whether_anything_is_left_changes_nothing(
-    open_study: Callable[..., Study], tmp_path: Path
-) -> None:
+def test_asking_whether_anything_is_left_changes_nothing(tmp_path: Path) -> None:
     def asked(path: Path, *, is_curious: bool) -> list[TrainingConfig]:
         study, found = Study.open(path, make_fake_space(**SMALL), identity=IDENTITY, seed=3), []
         while (trial := study.ask()) is not None:
@@ -571,7 +445,7 @@ def test_to_ask_whether_anything_is_left_changes_nothing(
 
 
 def test_a_resumed_study_keeps_its_choices_despite_another_probe(
-    open_study: Callable[..., Study],
+    open_study: OpenStudy,
 ) -> None:
     def space_seen(slow_tail_fraction: float, cores_per_item: float) -> ResolvedSpace:
         return make_space(
@@ -585,33 +459,18 @@ def test_a_resumed_study_keeps_its_choices_despite_another_probe(
         return {name: {*study.space.domains[name]} for name in ("in_order", "worker_threads")}
 
     first = open_study(space_seen(0.21, 2.0))
-    ask_and_tell(first)
+    run_next(first)
     begun = choices(first)
     assert begun == {"in_order": {True, False}, "worker_threads": {None, 1, 2}}
     for seen in ((0.19, 3.1), (0.21, 1.0)):
         resumed = open_study(space_seen(*seen))
         assert choices(resumed) == begun
-        ask_and_tell(resumed)
+        run_next(resumed)
     assert [record.number for record in resumed.records] == [0, 1, 2]
 
 
-def ask_and_tell(study: Study) -> None:
-    """Measure one more."""
-    trial = study.ask()
-    assert trial is not None
-    study.tell(trial, TIMEOUT, None)
-
-
-def test_a_space_that_can_be_listed_is_said_to_be_measured_whole(
-    open_study: Callable[..., Study],
-) -> None:
-    study = open_study(make_fake_space(**SMALL))
-    configs_of(study)
-    assert study.none_left == space_exhausted()
-
-
 def test_of_a_space_that_is_drawn_from_only_what_was_drawn_is_said(
-    open_study: Callable[..., Study],
+    open_study: OpenStudy,
 ) -> None:
     policy = replace(POLICY, trials=replace(POLICY.trials, most_listed=3))
     study = open_study(make_fake_space(policy=policy, **SMALL))
@@ -620,33 +479,13 @@ def test_of_a_space_that_is_drawn_from_only_what_was_drawn_is_said(
     assert study.is_exhausted, "as far as so many draws can tell"
 
 
-def test_a_skipped_sample_is_kept_with_its_code_and_figures(
-    open_study: Callable[..., Study],
-) -> None:
-    study = open_study(make_fake_space(micro_batch_size=[32, 64, 128, 512]))
-    for _ in range(12):
-        trial = study.ask(lambda config: None if config.micro_batch_size <= 64 else UNFIT)
-        assert trial is not None
-        study.tell(trial, TIMEOUT, None)
-    kept = [
-        one.user_attrs
-        for one in study.optuna_study.trials
-        if one.user_attrs["outcome"] == UNFIT.code
-    ]
-    assert kept
-    assert all(one["figures"] == UNFIT.figures for one in kept)
-
-
 def test_a_recorded_trial_is_not_run_again_after_a_kill(
-    open_study: Callable[..., Study], monkeypatch: pytest.MonkeyPatch
+    open_study: OpenStudy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = open_study()
     for _ in range(2):
-        trial = study.ask()
-        assert trial is not None
-        study.tell(trial, TIMEOUT, None)
-    killed = study.ask()
-    assert killed is not None
+        run_next(study)
+    killed = next_of(study)
     with monkeypatch.context() as patched:
         patched.setattr(optuna.Study, "tell", interrupt)
         with pytest.raises(KeyboardInterrupt):
@@ -659,12 +498,10 @@ def test_a_recorded_trial_is_not_run_again_after_a_kill(
 
 
 def test_a_trial_killed_while_asked_for_is_retried_whole(
-    open_study: Callable[..., Study], monkeypatch: pytest.MonkeyPatch
+    open_study: OpenStudy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = open_study()
-    first = study.ask()
-    assert first is not None
-    study.tell(first, TIMEOUT, None)
+    run_next(study)
     wanted = params_of(TrainingConfig(num_workers=2, micro_batch_size=64), study.space)
     assert study.propose(wanted)
     with monkeypatch.context() as patched:
@@ -677,7 +514,7 @@ def test_a_trial_killed_while_asked_for_is_retried_whole(
 
 
 def test_a_study_that_was_killed_before_it_knew_its_search_is_begun_anew(
-    open_study: Callable[..., Study], monkeypatch: pytest.MonkeyPatch
+    open_study: OpenStudy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(optuna.Study, "set_user_attr", interrupt)
@@ -700,8 +537,7 @@ def test_a_trial_adds_at_most_30_kib_to_the_memory_of_the_parent() -> None:
 
     def held_bytes_after_trials() -> int:
         for _ in range(count):
-            trial = study.ask()
-            assert trial is not None
+            trial = next_of(study)
             study.tell(
                 trial, TrialResult.model_validate_json(written), Score(value=1.0, feasible=True)
             )
@@ -727,19 +563,17 @@ def test_a_study_that_is_closed_leaves_no_statements_behind(tmp_path: Path) -> N
     assert not any(vars(mapper).get("_compiled_cache") for mapper in BaseModel.registry.mappers)
 
 
-def test_values_that_a_study_was_widened_by_are_searched_also_when_it_is_opened_again(
-    open_study: Callable[..., Study],
+def test_widened_study_is_reopened(
+    open_study: OpenStudy,
 ) -> None:
     study = open_study(make_fake_space(**SMALL | {"num_workers": 2, "micro_batch_size": 32}))
-    first = study.ask()
-    assert first is not None
+    first = next_of(study)
     study.tell(first, TrialResult(outcome="ok", measurement=make_measurement()), None)
     study.widen({"compile": Choices(values=(False, True))})
     assert study.propose({**params_of(first.config, study.space), "compile": True})
     study.close()
     study = open_study(make_fake_space(**SMALL | {"num_workers": 2, "micro_batch_size": 32}))
-    second = study.ask()
-    assert second is not None
+    second = next_of(study)
     assert second.config.compile
     study.tell(second, CRASH, None)
     study.close()

@@ -24,7 +24,7 @@ from autotune.records.trial import Score, TrialRecord, TrialResult, best_of
 from autotune.space.space import ResolvedSpace
 from autotune.testing import FakeLauncher
 from autotune.tuning.study import METHODS, SearchMethod
-from autotune.tuning.time_budget import TimeBudget, repeat_deadline_s
+from autotune.tuning.time_budget import TimeBudget
 from tests.factories import make_fake_space, make_measurement, with_first
 from tests.factories.searches import make_search
 
@@ -101,7 +101,7 @@ def test_without_a_time_out_nothing_is_short(make_budget: Any) -> None:
     assert budget.left_for_trials_s == inf
     assert budget.why_over is None
     assert budget.window().precision == 0.03, "no surer than runs differ"
-    assert budget.longest_s() == inf
+    assert budget.longest_s == inf
     assert budget.sides_s == 12.0
     assert budget.deadline_s(TrialRecord(number=1, config=TrainingConfig())) == 10 * (
         WINDOW_S + OVERHEAD_S
@@ -110,8 +110,7 @@ def test_without_a_time_out_nothing_is_short(make_budget: Any) -> None:
         budget.deadline_s(TrialRecord(number=0, config=TrainingConfig()))
         == LIMITS.baseline_deadline_s
     )
-    usual_s = budget.usual_deadline_s(TrainingConfig(compile=True))
-    assert budget.guard_deadline_s(usual_s) == usual_s == 10 * (WINDOW_S + OVERHEAD_S)
+    assert budget.guard_deadline_s(TrainingConfig(compile=True)) == 10 * (WINDOW_S + OVERHEAD_S)
 
 
 def test_a_model_that_is_compiled_for_minutes_gets_minutes(make_budget: Any) -> None:
@@ -204,8 +203,8 @@ def test_the_guard_may_use_half_of_what_is_left_in_all(
     make_budget: Any, elapsed_s: float, deadline_s: float
 ) -> None:
     budget = make_budget([ran(0), ran(1, 2.0)], timeout_s=40.0, elapsed_s=elapsed_s)
-    usual_s = budget.usual_deadline_s(TrainingConfig(amp_dtype="bfloat16"))
-    assert budget.guard_deadline_s(usual_s) == pytest.approx(deadline_s)
+    config = TrainingConfig(amp_dtype="bfloat16")
+    assert budget.guard_deadline_s(config) == pytest.approx(deadline_s)
 
 
 @pytest.mark.parametrize(
@@ -239,9 +238,7 @@ def test_where_starts_are_slow_a_deadline_leaves_room_for_a_build(make_budget: A
     quick, slow = make_budget([ran(0)]), make_budget([ran(0)])
     slow.build_s = 300.0
     assert slow.usual_deadline_s(config) == quick.usual_deadline_s(config) + 600.0
-    assert (
-        repeat_deadline_s(ran(1), 300.0, LIMITS) == repeat_deadline_s(ran(1), 0.0, LIMITS) + 600.0
-    )
+    assert slow.repeat_deadline_s(ran(1)) == quick.repeat_deadline_s(ran(1)) + 600.0
 
 
 def test_a_brief_search_has_short_windows_and_a_time_for_its_trials(make_budget: Any) -> None:
