@@ -152,12 +152,14 @@ def allowed_nodes(allowed: frozenset[int], root: Path = SYS) -> Nodes:
     return dict(sorted(found.items()))
 
 
-def node_of_pci(address: str, nodes: Nodes, root: Path = SYS) -> int | None:
-    """Return the NUMA node of a device by its PCI address; None if the machine does not report it.
+def node_of_pci(address: str | None, nodes: Nodes, root: Path = SYS) -> int | None:
+    """Return the NUMA node of a device by its PCI address; None if the machine reports neither.
 
     With a single node it is that one: the kernel then often writes -1. Source:
     torch/numa/binding.py.
     """
+    if address is None:
+        return None
     number = -1
     with suppress(OSError, ValueError):
         number = int((root / "bus/pci/devices" / address / "numa_node").read_text())
@@ -357,9 +359,7 @@ def _nodes_of(
     """
     if not devices[rank]:
         return frozenset({[*nodes][rank * len(nodes) // len(devices)]})
-    found = [
-        None if address is None else node_of_pci(address, nodes, root) for address in devices[rank]
-    ]
+    found = [node_of_pci(address, nodes, root) for address in devices[rank]]
     known = [node for node in found if node is not None]
     return frozenset(known) if len(known) == len(found) else None
 
@@ -536,10 +536,10 @@ def own_device(*, is_rank: bool) -> torch.device:
     kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if kind is None:
         return torch.device("cpu")
-    index = os.environ.get("LOCAL_RANK", "") if is_rank else ""
-    return torch.device(
-        kind.type, int(index) if index.isdecimal() else torch.accelerator.current_device_index()
-    )
+    index = _from_launcher("LOCAL_RANK") if is_rank else None
+    if index is None:
+        index = torch.accelerator.current_device_index()
+    return torch.device(kind.type, index)
 
 
 def set_current(device: torch.device) -> None:
@@ -579,14 +579,19 @@ def local_rank() -> int:
     """Return this rank's number on its host: LOCAL_RANK, else the rank in an open process group, else 0."""
     import torch
 
-    own = os.environ.get("LOCAL_RANK", "")
-    if own.isdecimal():
-        return int(own)
+    own = _from_launcher("LOCAL_RANK")
+    if own is not None:
+        return own
     group: Any = torch.distributed
     return group.get_rank() if group.is_available() and group.is_initialized() else 0
 
 
 def local_ranks(world_size: int) -> int:
     """Return the ranks on this host: LOCAL_WORLD_SIZE, else `world_size`."""
-    own = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return int(own) if own.isdecimal() and int(own) else world_size
+    return _from_launcher("LOCAL_WORLD_SIZE") or world_size
+
+
+def _from_launcher(name: str) -> int | None:
+    """Return a number that a launcher such as torchrun has set in the environment; None without one."""
+    value = os.environ.get(name, "")
+    return int(value) if value.isdecimal() else None

@@ -10,7 +10,7 @@ import os
 import warnings
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from inspect import signature, unwrap
@@ -53,12 +53,6 @@ _AS_TORCH_HAS_THEM = {
     "find_unused_parameters",
     "bucket_cap_mb",
 }
-
-
-def replicated(model: nn.Module, device: torch.device, count: int) -> nn.Module:
-    """Wrap the model in DataParallel over `count` devices, this one the first."""
-    first = device.index or 0
-    return _DataParallel(model, device_ids=list(range(first, first + count)))
 
 
 def check_group(process_count: int) -> None:
@@ -385,8 +379,8 @@ class Accumulator:
     """True if the model is compiled in a mode that records CUDA graphs."""
     accumulated: int = 0
     """Batches since the last optimizer step."""
-    _cast: AbstractContextManager[Any] | None = field(default=None, init=False)
-    _unsynced: AbstractContextManager[None] | None = field(default=None, init=False)
+    _contexts: ExitStack = field(default_factory=ExitStack, init=False)
+    """Contexts of the batch that is under way."""
     _stage: _Stage = field(default=_Stage.OUTSIDE, init=False)
 
     def __enter__(self) -> Self:
@@ -405,24 +399,15 @@ class Accumulator:
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call] # torch
         is_last = self.accumulated + 1 >= self.steps
         if self.no_sync is not None and (self.exchanges_nothing or not is_last):
-            self._unsynced = self.no_sync()
-            self._unsynced.__enter__()
+            self._contexts.enter_context(self.no_sync())
         if self.autocast is not None:
-            self._cast = self.autocast()
-            self._cast.__enter__()
+            self._contexts.enter_context(self.autocast())
         self._stage = _Stage.FORWARD
         return self
 
     def __exit__(self, *raised: Any) -> None:
         self._stage = _Stage.OUTSIDE
-        cast = self._cast
-        self._cast = None
-        if cast is not None:
-            cast.__exit__(*raised)
-        unsynced = self._unsynced
-        self._unsynced = None
-        if unsynced is not None:
-            unsynced.__exit__(*raised)
+        self._contexts.__exit__(*raised)
 
     def backward(self, loss: Tensor, *, before_step: Callable[[], object] | None = None) -> bool:
         """Run the backward pass of a batch, and the optimizer step if one is due.
@@ -500,7 +485,7 @@ class Accumulator:
                 parameter.grad = copy
 
     def _without_autocast(self, loss: Tensor) -> None:
-        if self._cast is None:
+        if self.autocast is None:
             loss.backward()  # type: ignore[no-untyped-call] # torch
             return
         # Free the cast weights before the gradients need memory.
@@ -590,7 +575,8 @@ def arranged(
     if config.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload] # torch's stubs lack the keyword alone
     if config.strategy == "dp":
-        model = replicated(model, device, config.world_size)
+        first = device.index or 0
+        model = _DataParallel(model, device_ids=list(range(first, first + config.world_size)))
     elif config.strategy == "ddp":
         model = distributed(model, device, config.ddp or DdpConfig(), is_trial=is_trial)
     if not config.compile:

@@ -417,6 +417,17 @@ def _trainer_extras(trainer: Any) -> list[str]:
 # The framework of a call's arguments
 
 
+_DECIDED_BY_TRAINER = (
+    "dataset",
+    "accelerator",
+    "optimizer",
+    "loss",
+    "step",
+    "collate_fn",
+    "loader",
+)
+
+
 def take_apart(given: Mapping[str, Any]) -> Taken | None:
     """Take apart a framework's objects among the arguments of `search`; None without any.
 
@@ -427,18 +438,12 @@ def take_apart(given: Mapping[str, Any]) -> Taken | None:
     dataset = given["dataset"]
     accelerator = given["accelerator"]
     if _is_of(model, "transformers", "Trainer"):
-        _refuse_with(
-            given,
-            "a Trainer",
-            "dataset",
-            "accelerator",
-            "optimizer",
-            "loss",
-            "step",
-            "collate_fn",
-            "loader",
-        )
-
+        idle = [name for name in _DECIDED_BY_TRAINER if given.get(name) is not None]
+        if idle:
+            raise ConfigError(
+                f"{', '.join(idle)}: can't be combined with a Trainer, which decides that itself; "
+                f"leave it out"
+            )
         return take_trainer(model)
     if accelerator is not None:
         if not _is_of(accelerator, "accelerate", "Accelerator"):
@@ -448,7 +453,10 @@ def take_apart(given: Mapping[str, Any]) -> Taken | None:
             )
 
         return take_prepared(accelerator, model, dataset, given["optimizer"])
-    if _is_lightning(model, "LightningModule") and given["step"] is None and given["loss"] is None:
+    is_lightning = any(
+        _is_of(model, package, "LightningModule") for package in ("lightning", "pytorch_lightning")
+    )
+    if is_lightning and given["step"] is None and given["loss"] is None:
         return take_module(model, dataset, given["optimizer"])
     return None
 
@@ -459,15 +467,3 @@ def _is_of(value: object, package: str, name: str) -> bool:
     return any(
         kind.__name__ == name and kind.__module__.partition(".")[0] == package for kind in kinds
     )
-
-
-def _is_lightning(value: object, name: str) -> bool:
-    return _is_of(value, "lightning", name) or _is_of(value, "pytorch_lightning", name)
-
-
-def _refuse_with(given: Mapping[str, Any], what: str, *names: str) -> None:
-    idle = [name for name in names if given.get(name) is not None]
-    if idle:
-        raise ConfigError(
-            f"{', '.join(idle)}: can't be combined with {what}, which decides that itself; leave it out"
-        )

@@ -54,15 +54,31 @@ _REBUILT = frozenset({dict, list, tuple})
 
 
 class Held(NamedTuple):
-    """A batch that is kept to be trained on again."""
+    """A batch with its number of samples, as a worker sends it or as it is kept to be trained on again.
+
+    Torch pins the contents of a tuple.
+    """
 
     batch: Any
     samples: int
 
 
-def leaves_of(value: Any) -> Iterator[Any]:
-    """Return all leaves of a batch or sample, in order: tensors, arrays, numbers, texts, attributes."""
-    return _leaves(value, ())
+def leaves_of(value: Any, above: tuple[int, ...] = ()) -> Iterator[Any]:
+    """Yield all leaves of a batch or sample, in order: tensors, arrays, numbers, texts, attributes.
+
+    Args:
+        value: The batch, the sample, or a part of it.
+        above: Ids of the containers around a part, which are not entered again.
+    """
+    parts = None
+    # the depth guards against objects that reach half of a program
+    if len(above) <= 8 and id(value) not in above:
+        parts = _parts(value)
+    if parts is None:
+        yield value
+        return
+    for part in parts:
+        yield from leaves_of(part, (*above, id(value)))
 
 
 def tensors_of(batch: Any) -> list[Tensor]:
@@ -121,19 +137,6 @@ def resized(batch: Any, count: int, size: int) -> Any:
         return value[torch.arange(size) % count]
 
     return change(batch)
-
-
-def _leaves(value: Any, above: tuple[int, ...]) -> Iterator[Any]:
-    """Yield the leaves of a value; `above` holds the ids of its containers, which are not entered again."""
-    parts = None
-    # the depth guards against objects that reach half of a program
-    if len(above) <= 8 and id(value) not in above:
-        parts = _parts(value)
-    if parts is None:
-        yield value
-        return
-    for part in parts:
-        yield from _leaves(part, (*above, id(value)))
 
 
 def _parts(value: Any) -> list[Any] | None:
@@ -288,13 +291,6 @@ def size_counter(
     return _apart
 
 
-class CountedBatch(NamedTuple):
-    """A batch with its number of samples, as a worker sends them; torch pins the contents of a tuple."""
-
-    batch: Any
-    samples: int
-
-
 class Parts(NamedTuple):
     """The batch sampler and collate function of a loader."""
 
@@ -343,9 +339,9 @@ class _Counted:
 _OWN = frozenset({"counted", "_drawn"})
 
 
-def _with_count(collate: Callable[[Any], Any], samples: Any) -> CountedBatch:
+def _with_count(collate: Callable[[Any], Any], samples: Any) -> Held:
     """Return a collated batch with the number of samples passed to the collate function."""
-    return CountedBatch(collate(samples), len(samples))
+    return Held(collate(samples), len(samples))
 
 
 def length_of_batch(batch: Any) -> int:
@@ -367,9 +363,9 @@ def _apart(counted: Any) -> tuple[Any, int]:
     Raises:
         IndexError: It was collated before counting began.
     """
-    if type(counted) is not CountedBatch:
+    if type(counted) is not Held:
         raise IndexError
-    return counted.batch, counted.samples
+    return counted
 
 
 _Path = tuple[Callable[[Any], Any], ...]
@@ -484,22 +480,19 @@ def token_count(batch: Any, samples: int) -> TokenCount | None:
         None if it has no integer tensor (batch, length).
     """
     try:
-        found = list(_paths(batch, (), 2))  # as deep as (inputs, targets) with a mapping as inputs
+        found = list(_paths(batch))
     except Exception:  # noqa: BLE001 - a batch of a user's own type may raise anything: then nobody knows its tokens
         return None
-    rows = [(path, names) for path, names, tensor in found if _is_tokens(tensor, samples, names)]
+    rows = [one for one in found if _is_tokens(one, samples)]
     if not rows:
         return None
 
     # Prefer the tensor that is called input_ids, and take a mask of its shape.
-    path, names = next((one for one in rows if one[1][-1:] == (_TOKENS,)), rows[0])
-    shape = _at(batch, path).shape
-    mask = None
-    for mask_path, mask_names, tensor in found:
-        if mask_names[-1:] == (_MASK,) and tensor.shape == shape:
-            mask = mask_path
-            break
-    return TokenCount(path, mask, has_name=names[-1:] == (_TOKENS,))
+    tokens = next((one for one in rows if one.name == _TOKENS), rows[0])
+    masks = (
+        one.path for one in found if one.name == _MASK and one.tensor.shape == tokens.tensor.shape
+    )
+    return TokenCount(tokens.path, next(masks, None), has_name=tokens.name == _TOKENS)
 
 
 def token_tensors(batch: Any, samples: int) -> tuple[Tensor, Tensor | None] | None:
@@ -521,9 +514,19 @@ def token_tensors(batch: Any, samples: int) -> tuple[Tensor, Tensor | None] | No
     return tokens, _at(batch, count._mask)  # noqa: SLF001 - its own module
 
 
-def _is_tokens(tensor: Tensor, samples: int, names: tuple[str, ...]) -> bool:
-    is_mask = bool(names) and _ANY_MASK in names[-1]
-    return tensor.ndim == 2 and tensor.dtype in _INTEGERS and len(tensor) == samples and not is_mask
+class _Found(NamedTuple):
+    """A tensor in a batch."""
+
+    path: _Path
+    name: str
+    """Its name; "" without one."""
+    tensor: Tensor
+
+
+def _is_tokens(found: _Found, samples: int) -> bool:
+    tensor = found.tensor
+    has_form = tensor.ndim == 2 and tensor.dtype in _INTEGERS and len(tensor) == samples
+    return has_form and _ANY_MASK not in found.name
 
 
 def _at(batch: Any, path: _Path) -> Any:
@@ -532,20 +535,17 @@ def _at(batch: Any, path: _Path) -> Any:
     return batch
 
 
-def _paths(value: Any, path: _Path, deeper: int) -> Iterator[tuple[_Path, tuple[str, ...], Tensor]]:
-    """Yield the tensors of a batch, each with its path and the names along it."""
-    for step, name, part in _steps(value):
-        names = (name,) if name else ()
-        if isinstance(part, Tensor):
-            yield (*path, step), names, part
-        elif deeper:
-            yield from _paths(part, (*path, step), deeper - 1)
+def _paths(value: Any, path: _Path = (), name: str = "") -> Iterator[_Found]:
+    """Yield the tensors of a batch, as deep as (inputs, targets) with a mapping as inputs."""
+    if isinstance(value, Tensor):
+        yield _Found(path, name, value)
+    elif len(path) < 3:
+        for step, part_name, part in _steps(value):
+            yield from _paths(part, (*path, step), part_name)
 
 
 def _steps(value: Any) -> list[tuple[Callable[[Any], Any], str, Any]]:
     """Return the parts of a value, each with its getter and its name."""
-    if isinstance(value, Tensor):
-        return [(_itself, "", value)]
     if isinstance(value, Mapping):
         return [(itemgetter(key), str(key), part) for key, part in value.items()]
     if is_dataclass(value) and not isinstance(value, type):
@@ -555,7 +555,3 @@ def _steps(value: Any) -> list[tuple[Callable[[Any], Any], str, Any]]:
         # 8 are enough: a list of a thousand rows is no batch with lengths
         return [(itemgetter(at), "", part) for at, part in enumerate(islice(value, 8))]
     return []
-
-
-def _itself(value: Any) -> Any:
-    return value

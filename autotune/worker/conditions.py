@@ -40,6 +40,7 @@ from autotune.worker import nvml
 from autotune.worker.device import Device, tf32_overrides
 from autotune.worker.nvml import (
     GPM_LEAST_S,
+    THROTTLE_COUNTERS,
     EdgeReading,
     Gpu,
     GpuSample,
@@ -302,18 +303,6 @@ _METRICS = {"sm_fraction": 2, "sm_occupancy": 3, "tensor_fraction": 5, "dram_fra
 DRAM_BW_UTIL."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Busyness:
-    """Utilization of the device during a window."""
-
-    reading: BusyReading
-    """The best reading: GPM's, else NVML's if its samples cover the window, else the loop's
-    waits."""
-    readings: tuple[BusyReading, ...]
-    """The reading of each available source, the best first."""
-    fullness: Fullness | None
-
-
 class BusyProbe:
     """Reads how busy and how full the devices are between `start` and `stop`.
 
@@ -336,12 +325,15 @@ class BusyProbe:
         """Begin at the window's first edge."""
         self._probes = [_Probe(gpu) for gpu in self._gpus]
 
-    def stop(self, data_wait_fraction: float) -> Busyness:
+    def stop(self, data_wait_fraction: float) -> tuple[tuple[BusyReading, ...], Fullness | None]:
         """Return the utilization since `start`.
 
         Args:
-            data_wait_fraction: Share of the window that the loop waited for data, used if no other
-                source is available.
+            data_wait_fraction: Share of the window that the loop waited for data.
+
+        Returns:
+            The reading of each available source, the best first: GPM's, NVML's if its samples cover
+                the window, the loop's waits. And how full the least busy device was.
         """
         ended = [probe.stop() for probe in self._probes]
         all_shares = [shares for shares, _ in ended]
@@ -351,7 +343,7 @@ class BusyProbe:
             BusyReading(fraction=1.0 - data_wait_fraction, source=WAIT_SOURCE),
         )
         least_busy = min(all_shares, key=lambda shares: shares.get(_BUSY, 1.0), default={})
-        return Busyness(reading=readings[0], readings=readings, fullness=_fullness(least_busy))
+        return readings, _fullness(least_busy)
 
 
 class _Probe:
@@ -433,13 +425,6 @@ _REASONS: dict[int, ThrottleReason] = {
 }
 """Reason by bit. Left out: an idle GPU, clocks that were set, sync boost and displays, which do not
 lower the clock because of the workload."""
-_COUNTED: dict[int, ThrottleReason] = {
-    74: "power_cap",
-    269: "thermal",
-    270: "thermal",
-    271: "power_brake",
-}
-"""Reason by the number of the driver's counter; see nvml.py."""
 _LEAST_THROTTLED = 0.01
 """Least share of a window with a lowered clock that is worth a note. Source: our own convention."""
 
@@ -540,7 +525,8 @@ class ConditionsProbe:
     def _conditions(self, gpu: Gpu, first: EdgeReading, last: EdgeReading) -> DeviceConditions:
         """Return the conditions of one GPU from its readings at both edges."""
         before = self._before.get(gpu.uuid, DeviceConditions())
-        energy_j = _energy_j(first, last)
+        # none if the counter stood still or was reset
+        energy_j = _difference(first.energy_j, last.energy_j) or None
         return DeviceConditions(
             sm_clock_mhz=_pair(first.sm_clock_mhz, last.sm_clock_mhz),
             max_sm_clock_mhz=nvml.max_sm_clock_mhz(gpu),
@@ -561,16 +547,9 @@ def _pair(first: int | None, last: int | None) -> tuple[int, int] | None:
     return first, last
 
 
-def _energy_j(first: EdgeReading, last: EdgeReading) -> float | None:
-    """Return the energy between the edges; None if its counter stood still or was reset."""
-    if first.energy_j is None or last.energy_j is None or last.energy_j <= first.energy_j:
-        return None
-    return last.energy_j - first.energy_j
-
-
 def _power_w(first: EdgeReading, last: EdgeReading, energy_j: float | None) -> float | None:
     """Return the mean power: from the energy if known, else from the readings at the edges."""
-    if energy_j is not None and last.at_s > first.at_s:
+    if energy_j is not None:
         return energy_j / (last.at_s - first.at_s)
     if first.power_w is None or last.power_w is None:
         return None
@@ -588,9 +567,8 @@ def _seen(edge: EdgeReading) -> set[ThrottleReason]:
 def _counted(first: EdgeReading, last: EdgeReading) -> set[ThrottleReason]:
     """Return the reasons that the driver counted between the edges for more than a moment."""
     least_ns = max(1, _LEAST_THROTTLED * (last.at_s - first.at_s) * 1e9)
-    reasons = set[ThrottleReason]()
-    for number, before in first.throttled_ns.items():
-        throttled_ns = last.throttled_ns.get(number, 0) - before
-        if number in _COUNTED and throttled_ns >= least_ns:
-            reasons.add(_COUNTED[number])
-    return reasons
+    return {
+        THROTTLE_COUNTERS[number]
+        for number, before in first.throttled_ns.items()
+        if last.throttled_ns.get(number, 0) - before >= least_ns
+    }

@@ -108,12 +108,8 @@ def _device_nodes(device: Device, nodes: Nodes, root: Path = SYS) -> tuple[int, 
     places = {node: place for place, node in enumerate(nodes)}
     found = list[int]()
     for index in range(device.module.device_count()):
-        place = -1
-        address = pci_address(torch.device(kind, index))
-        if address is not None:
-            node = node_of_pci(address, nodes, root)
-            place = -1 if node is None else places.get(node, -1)
-        found.append(place)
+        node = node_of_pci(pci_address(torch.device(kind, index)), nodes, root)
+        found.append(-1 if node is None else places.get(node, -1))
     return tuple(found)
 
 

@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from autotune.records.measurement import ThrottleReason
+
 GPM_LEAST_S = 0.1
 """Seconds between two samples of GPM, which updates them no sooner. Source: nvmlGpmMetricsGet."""
 
@@ -28,10 +30,15 @@ _UTILIZATION_SAMPLES = 1  # NVML_GPU_UTILIZATION_SAMPLES
 _MEMORY_V2 = 0x02000028  # nvmlMemory_v2
 _METRICS_VERSION = 1  # NVML_GPM_METRICS_GET_VERSION
 _MIG_ENABLED = 1  # NVML_DEVICE_MIG_ENABLE
-_THROTTLED_NS = (74, 269, 270, 271)
-"""NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_POWER_CAP, _SW_THERM_SLOWDOWN, _HW_THERM_SLOWDOWN and
-_HW_POWER_BRAKE_SLOWDOWN: nanoseconds for which each has lowered the clock. Numbers, since an older
-pynvml lacks the names."""
+THROTTLE_COUNTERS: dict[int, ThrottleReason] = {
+    74: "power_cap",
+    269: "thermal",
+    270: "thermal",
+    271: "power_brake",
+}
+"""Reason by the number of the driver's counter of nanoseconds for which it has lowered the clock:
+NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_POWER_CAP, _SW_THERM_SLOWDOWN, _HW_THERM_SLOWDOWN and
+_HW_POWER_BRAKE_SLOWDOWN."""
 
 _REFUSED = object()
 _OLDER_NAMES = {
@@ -237,7 +244,7 @@ def read_edge(gpu: Gpu) -> EdgeReading:
 
 
 def _throttled_ns(handle: Any) -> dict[int, int]:
-    values = _ask("nvmlDeviceGetFieldValues", handle, _THROTTLED_NS)
+    values = _ask("nvmlDeviceGetFieldValues", handle, tuple(THROTTLE_COUNTERS))
     return {value.fieldId: value.value.ullVal for value in values or () if value.nvmlReturn == 0}
 
 

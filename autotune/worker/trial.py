@@ -216,7 +216,7 @@ def measure(
     stopped = tuple(stops.stop())
     ddp = run.trainer.config.ddp
     waited = wait_fraction(window)
-    busyness = busy.stop(waited)
+    busy_readings, fullness = busy.stop(waited)
     found = conditions.stop()
     ineffective = () if ddp is None else without_effect_here(ddp)
     memory = device.peak_memory(retries)
@@ -226,10 +226,10 @@ def measure(
     return Measurement(
         samples_per_s=throughput.value,
         samples_per_s_ci=(throughput.low, throughput.high),
-        busy_fraction=busyness.reading.fraction,
-        busy_source=busyness.reading.source,
-        busy_readings=busyness.readings,
-        fullness=busyness.fullness,
+        busy_fraction=busy_readings[0].fraction,
+        busy_source=busy_readings[0].source,
+        busy_readings=busy_readings,
+        fullness=fullness,
         conditions=found,
         host_load=host.stop(),
         data_wait_fraction=waited,
@@ -277,9 +277,8 @@ def longest_after_s(measurement: Measurement, config: TrainingConfig) -> float:
         measurement: The window's measurement: longer steps take more time.
         config: The trial's settings.
     """
-    blocks = measurement.blocks
-    batch_s = sum(block.seconds for block in blocks) / sum(block.batches for block in blocks)
-    return _LONGEST_AFTER_S + _STEPS_AFTER * config.grad_accum_steps * batch_s
+    step_s = config.grad_accum_steps * measurement.window.batch_s
+    return _LONGEST_AFTER_S + _STEPS_AFTER * step_s
 
 
 @contextmanager
