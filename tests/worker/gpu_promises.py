@@ -1,7 +1,7 @@
 """What autotune promises on a GPU, a function each: given what a trial has told, it asserts.
 
-test_gpu.py hands them what trials on a real device have told; test_gpu_promises.py shows without one that each of them
-fails where its promise is broken. Thresholds leave room for a device that others use as well.
+test_gpu.py passes them what trials on a real device have measured, test_gpu_promises.py what
+other devices can. Thresholds leave room for a device that others use as well.
 """
 
 from __future__ import annotations

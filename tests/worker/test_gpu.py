@@ -1,8 +1,8 @@
 """What only a CUDA device can show, the most important first: `make test-gpu`.
 
 Each test runs trials in processes of their own, as a study does, and hands what they tell to a promise of
-gpu_promises.py; test_gpu_promises.py shows that each promise can be broken. No test may make a CUDA context in this
-process: what it forks would inherit it.
+gpu_promises.py; test_gpu_promises.py runs what it can of the cases without a GPU. No test may make a CUDA context in
+this process: what it forks would inherit it.
 """
 
 from __future__ import annotations
