@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from copy import copy, deepcopy
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import partial
 from itertools import cycle, islice
 from math import sqrt
@@ -386,15 +386,18 @@ class TokenCount:
         self._masked = 0
         self._real = 0
         self._is_lost = False
-        self.lengths = deque[int](maxlen=1000)
+        self._counted = list[tuple[int, int, int]]()
+        """Samples, rows and padded length of each batch."""
+
+    @property
+    def lengths(self) -> list[int]:
         """Padded lengths of the last batches."""
-        self._sums = _Sums()
+        return [length for _, _, length in self._counted[-1000:]]
 
     def begin_window(self) -> None:
         """Start counting from zero; from here on only shapes are read."""
         self._mask = None
-        self._sums = _Sums()
-        self.lengths.clear()
+        self._counted.clear()
 
     def add(self, batch: Any, samples: int) -> None:
         """Count a batch; one whose form differs from the first ends the count."""
@@ -407,8 +410,7 @@ class TokenCount:
         except (AttributeError, IndexError, KeyError, TypeError, ValueError):
             self._is_lost = True
             return
-        self.lengths.append(length)
-        self._sums.add(samples, rows, length)
+        self._counted.append((samples, rows, length))
         if mask is not None:
             self._masked += mask.numel()
             self._real += int((mask != 0).sum())
@@ -419,54 +421,35 @@ class TokenCount:
         A table of integers has two dimensions as well: tokens also have a name, lengths that vary,
         or padding.
         """
+        if self._is_lost or not self._counted:
+            return None
+        samples, rows, lengths = np.array(self._counted, dtype=np.float64).T
+        tokens = float(rows @ lengths)
+        if not samples.any() or not tokens:
+            return None
         padding = None
         if self._masked:
             padding = 1 - self._real / self._masked
-        sums = self._sums
-        if self._is_lost or not sums.samples or not sums.tokens:
+        shortest = int(lengths.min())
+        longest = int(lengths.max())
+        if not (self._has_name or shortest != longest or padding):
             return None
-        if not (self._has_name or sums.shortest != sums.longest or padding):
-            return None
+
+        # The standard error of a ratio of sums.
+        batches = len(self._counted)
+        mean = tokens / float(samples.sum())
+        relative_sd = None
+        if batches > 1:
+            residuals = samples * (lengths - mean)
+            relative_sd = sqrt(residuals @ residuals * batches / (batches - 1)) / tokens
         return Tokens(
-            per_sample=sums.tokens / sums.samples,
-            relative_sd=sums.relative_sd(),
-            batches=sums.batches,
-            shortest=sums.shortest,
-            longest=sums.longest,
+            per_sample=mean,
+            relative_sd=relative_sd,
+            batches=batches,
+            shortest=shortest,
+            longest=longest,
             padding=padding,
         )
-
-
-@dataclass(slots=True)
-class _Sums:
-    """Running sums over batches, from which the token figures are derived."""
-
-    batches: int = 0
-    samples: int = 0
-    tokens: int = 0
-    shortest: int = 2**63
-    longest: int = 0
-    moments: tuple[int, int, int] = (0, 0, 0)
-    """Sums of samples squared: alone, times the length, and times its square."""
-
-    def add(self, samples: int, rows: int, length: int) -> None:
-        self.batches += 1
-        self.samples += samples
-        self.tokens += rows * length
-        self.shortest = min(self.shortest, length)
-        self.longest = max(self.longest, length)
-        square = samples * samples
-        none, one, two = self.moments
-        self.moments = none + square, one + square * length, two + square * length * length
-
-    def relative_sd(self) -> float | None:
-        """Return the standard error of the mean tokens per sample, as a share of it: that of a ratio of sums."""
-        if self.batches < 2 or not self.tokens:
-            return None
-        mean = self.tokens / self.samples
-        none, one, two = self.moments
-        off = max(0.0, two - 2 * mean * one + mean * mean * none)
-        return sqrt(off * self.batches / (self.batches - 1)) / self.tokens
 
 
 def token_count(batch: Any, samples: int) -> TokenCount | None:

@@ -522,12 +522,11 @@ def _ask_torch() -> tuple[bool, str | None]:
         is_available = torch.accelerator.is_available()
     for warning in caught:
         warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-    for warning in caught:
-        message = str(warning.message)
-        if message:
-            first_line = message.splitlines()[0]
-            return is_available, first_line.partition(" (Triggered internally")[0].strip()
-    return is_available, None
+    messages = [str(warning.message) for warning in caught if str(warning.message)]
+    if not messages:
+        return is_available, None
+    first_line = messages[0].splitlines()[0]
+    return is_available, first_line.partition(" (Triggered internally")[0].strip()
 
 
 def _variables(maker: str) -> list[str]:

@@ -166,7 +166,7 @@ def block_launches() -> None:
 
 def launches_block() -> bool:
     """Return whether each launch waits for its kernel, so that an error's location is exact."""
-    return any(os.environ.get(name) == value for name, value in _BLOCKING.values())
+    return any(map(blocking_variable, _BLOCKING))
 
 
 def blocking_variable(kind: str) -> str | None:

@@ -299,7 +299,11 @@ def ended_when_stuck(longest_s: float, report: Path) -> Iterator[None]:
                 faulthandler.dump_traceback()
             # the user's code may have overwritten it
             with suppress(OSError, ValueError, RunFolderError):
-                _write_after_s(report, perf_counter() - begun)
+                kept = read_model(report, RankReport)
+                if kept.result.measurement is not None:
+                    after = {"after_s": perf_counter() - begun}  # time in which the process hung
+                    measurement = kept.result.measurement.model_copy(update=after)
+                    write_model(report, kept.with_result(measurement=measurement))
         finally:
             os._exit(0)
 
@@ -310,11 +314,3 @@ def ended_when_stuck(longest_s: float, report: Path) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
-
-
-def _write_after_s(report: Path, after_s: float) -> None:
-    """Write the seconds since the window into the kept report: time in which the process hung."""
-    kept = read_model(report, RankReport)
-    if kept.result.measurement is not None:
-        measurement = kept.result.measurement.model_copy(update={"after_s": after_s})
-        write_model(report, kept.with_result(measurement=measurement))

@@ -273,18 +273,17 @@ def open_mark(device: Device) -> Mark | None:
     return None if new_event is None else Mark(new_event)
 
 
-def open_edges(device: Device, group: Group, *, drains: bool = False) -> Edges:
+def open_edges(device: Device, group: Group) -> Edges:
     """Return the edges for a window.
 
     Args:
         device: The device of this rank.
         group: The ranks that train in step; all use the same kind of edges.
-        drains: Wait for the device at every edge.
 
     Returns:
         Timed edges if the devices of all ranks can time events, else drained ones.
     """
-    new_event = None if drains else timed_events(device)
+    new_event = timed_events(device)
     if group.all(new_event is not None) and new_event is not None:
         return TimedEdges(device, new_event)
     return DrainedEdges(device)
@@ -562,7 +561,7 @@ def measure_window(
     run.restarts.clear()
     knows_made = run.group.all(run.knows_made)
     size = run.group.most(_block_batches(run, rules, warm.pace_s, whole=whole))
-    edges = open_edges(run.trainer.device, run.group, drains=rules.drains_at_edges)
+    edges = open_edges(run.trainer.device, run.group)
     # a restart of unknown time is recognized only once it is over
     is_unforeseen = run.splits_restarts and (run.feed.epoch_batches is None or run.feed.is_iterable)
     run.mark = open_mark(run.trainer.device) if is_unforeseen else None
