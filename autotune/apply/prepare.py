@@ -65,12 +65,9 @@ def check_group(process_count: int) -> None:
     if group.is_available() and group.is_initialized() and group.get_world_size() != process_count:
         raise ConfigError(
             f"a process group must be as large as the configuration's, {process_count}, since its "
-            f"global batch and "
-            f"learning rate rest on that, but it has {group.get_world_size()}; start training with "
-            f"{process_count} "
-            f"processes (on one machine: torchrun --nproc-per-node {process_count}), or search "
-            f"with `world_size` as "
-            "you train"
+            f"global batch and learning rate rest on that, but it has {group.get_world_size()}; "
+            f"start training with {process_count} processes (on one machine: torchrun "
+            f"--nproc-per-node {process_count}), or search with `world_size` as you train"
         )
 
 
@@ -225,11 +222,9 @@ def optimizer_like(
     strangers = sum(parameter.requires_grad and parameter not in trained for parameter in own)
     if strangers:
         raise ForeignParametersError(
-            f"an optimizer must train parameters of the model that is given, but {strangers} of "
-            f"its {len(own)} belong "
-            "to none of its modules; give the model itself in place of a function that makes one, "
-            "or "
-            "optimizer=lambda params, lr: ..."
+            f"an optimizer must train parameters of the model that is given, but {strangers} of its "
+            f"{len(own)} belong to none of its modules; give the model itself in place of a "
+            "function that makes one, or optimizer=lambda params, lr: ..."
         )
     base = base_lr(given)
     groups = []
@@ -530,8 +525,7 @@ def prepared(
     if binding is not None and not can_bind(place):
         warnings.warn(
             "numa_binding has no effect: processes are bound to cores on Linux alone, with CUDA "
-            "and ROCm devices or "
-            "on the CPU",
+            "and ROCm devices or on the CPU",
             stacklevel=3,
         )
         binding = None

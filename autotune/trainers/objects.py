@@ -167,8 +167,7 @@ def take_module(module: Any, data: Any, optimizer: Any) -> Taken:
     if trainer is not None and trainer.world_size > 1:
         raise ConfigError(
             f"model: a LightningModule whose Trainer has {trainer.world_size} processes can't be "
-            f"taken apart; search "
-            "with autotune run -- and your command"
+            "taken apart; search with autotune run -- and your command"
         )
     own = _apart(module)
     source = copy(data)
@@ -210,10 +209,9 @@ def _called(method: str, call: Callable[[], Any]) -> Any:
         raise
     except Exception as error:
         raise WorkloadError(
-            f"{method} of a LightningModule or its data must run outside of a Trainer's fit, but "
-            f"it raised "
-            f"{type(error).__name__}: {error}; give a DataLoader and optimizer=, or search with "
-            f"autotune run --"
+            f"{method} of a LightningModule or its data must run outside of a Trainer's fit, but it "
+            f"raised {type(error).__name__}: {error}; give a DataLoader and optimizer=, or search "
+            "with autotune run --"
         ) from error
 
 
@@ -231,9 +229,8 @@ def _loader(module: Any, data: Any) -> Any:
         data = (module if data is None else data).train_dataloader()
     if isinstance(data, Mapping | list | tuple) or type(data).__name__ == "CombinedLoader":
         raise ConfigError(
-            f"dataset: train_dataloader must return one DataLoader, but returned a "
-            f"{type(data).__name__}; give one, or "
-            "search with autotune run -- and your command"
+            "dataset: train_dataloader must return one DataLoader, but returned a "
+            f"{type(data).__name__}; give one, or search with autotune run -- and your command"
         )
     return data
 
@@ -247,9 +244,8 @@ def _optimizer(module: Any) -> Any:
     found = [entry["optimizer"] if isinstance(entry, Mapping) else entry for entry in entries]
     if len(found) != 1 or found[0] is None:
         raise ConfigError(
-            f"model: configure_optimizers must return one optimizer, but returned "
-            f"{len([*filter(None, found)])}; "
-            "search with autotune run -- and your command"
+            "model: configure_optimizers must return one optimizer, but returned "
+            f"{len([*filter(None, found)])}; search with autotune run -- and your command"
         )
     return inner_optimizer(found[0])
 

@@ -95,8 +95,7 @@ def build_dataset(workload: Workload) -> Any:
     if type(made).__module__.partition(".")[0] == "tensorflow":
         raise WorkloadFault(
             "a tf.data pipeline must come as autotune.TfData(build), so that its settings can be "
-            "tuned, but dataset is "
-            f"{_kind(made)}; pass TfData with the function that builds it"
+            f"tuned, but dataset is {_kind(made)}; pass TfData with the function that builds it"
         )
     try:
         data = inner_loader(made)

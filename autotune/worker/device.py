@@ -333,8 +333,7 @@ def open_device(
     if last >= there_are:
         raise DeviceError(
             f"device {device.type}:{last} was asked for, but there are {there_are} here; name one "
-            f"below "
-            f"{device.type}:{there_are}"
+            f"below {device.type}:{there_are}"
         )
     own, *beside = (torch.device(device.type, index) for index in range(first, last + 1))
     if hasattr(module, "set_device"):  # torch.mps has one device and no such function

@@ -72,10 +72,9 @@ def refuse_budget(config: TrainingConfig) -> None:
     """
     if config.max_tokens is not None:
         raise WorkloadFault(
-            f"baseline.max_tokens needs a batch sampler with a parameter of that name, but got "
-            f"{config.max_tokens} and "
-            "no such sampler; leave it out, or give workload.batch_sampler as "
-            "batch_sampler(dataset, max_tokens)"
+            "baseline.max_tokens needs a batch sampler with a parameter of that name, but got "
+            f"{config.max_tokens} and no such sampler; leave it out, or give workload.batch_sampler "
+            "as batch_sampler(dataset, max_tokens)"
         )
 
 

@@ -118,9 +118,8 @@ def _refuse_repeated(dataset: Any, batch: Any, group: Group) -> None:
     if group.size > 1 and is_stream(dataset) and group.is_equal(batch_fingerprint(batch)):
         raise WorkloadFault(
             f"an iterable dataset must share its items out among ranks, but all {group.size} got "
-            f"the same first batch; "
-            "shard it by the environment's RANK and WORLD_SIZE, which are set in groups alone, or "
-            "set strategy: single"
+            "the same first batch; shard it by the environment's RANK and WORLD_SIZE, which are "
+            "set in groups alone, or set strategy: single"
         )
 
 

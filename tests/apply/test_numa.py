@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from math import ceil, floor
 from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autotune.apply import cores
 from autotune.apply.cores import (
     Addresses,
     CoresError,
@@ -45,17 +47,18 @@ FIRST, SECOND = frozenset({0, 1, 2, 3, 8, 9, 10, 11}), frozenset({4, 5, 6, 7, 12
 
 
 @pytest.fixture
-def sys_of(tmp_path: Path) -> Callable[..., Path]:
-    """(nodes' lists, siblings by core, nodes by PCI address): a folder in place of /sys."""
+def sys_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Fill a folder in place of /sys: (nodes' lists, siblings by core, nodes by PCI address)."""
+    monkeypatch.setattr(cores, "_SYS", tmp_path)
 
     def make(
         nodes: Mapping[int, str],
         siblings: Mapping[int, str] | None = None,
         pci: Mapping[str, int] | None = None,
-    ) -> Path:
-        files = {f"devices/system/node/node{node}/cpulist": cores for node, cores in nodes.items()}
-        for core, cores in (siblings or {}).items():
-            files[f"devices/system/cpu/cpu{core}/topology/thread_siblings_list"] = cores
+    ) -> None:
+        files = {f"devices/system/node/node{node}/cpulist": own for node, own in nodes.items()}
+        for core, others in (siblings or {}).items():
+            files[f"devices/system/cpu/cpu{core}/topology/thread_siblings_list"] = others
         files |= {
             f"bus/pci/devices/{address}/numa_node": str(node)
             for address, node in (pci or {}).items()
@@ -63,61 +66,64 @@ def sys_of(tmp_path: Path) -> Callable[..., Path]:
         for name, text in files.items():
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_text(f"{text}\n")
-        return tmp_path
 
     return make
 
 
 @pytest.fixture
-def two_sockets(sys_of: Callable[..., Path]) -> Path:
+def two_sockets(sys_of: Callable[..., None]) -> None:
     """The machine of TWO_SOCKETS, with a GPU on each node and one of which nothing is told."""
     siblings = {core: f"{core % 8},{core % 8 + 8}" for core in range(16)}
     pci = {"0000:3b:00.0": 0, "0000:5e:00.0": 0, "0000:af:00.0": 1, "0000:d8:00.0": -1}
-    return sys_of(TWO_SOCKETS, siblings, pci)
+    sys_of(TWO_SOCKETS, siblings, pci)
 
 
 def pairs(*cores: int) -> list[frozenset[int]]:
     return [frozenset({core, core + 8}) for core in cores]
 
 
-def test_allowed_nodes(two_sockets: Path) -> None:
-    assert allowed_nodes(FIRST | SECOND, two_sockets) == {
+@pytest.mark.usefixtures("two_sockets")
+def test_allowed_nodes() -> None:
+    assert allowed_nodes(FIRST | SECOND) == {
         0: pairs(0, 1, 2, 3),
         1: pairs(4, 5, 6, 7),
     }
-    assert allowed_nodes(frozenset({1, 9, 12}), two_sockets) == {0: pairs(1), 1: [frozenset({12})]}
+    assert allowed_nodes(frozenset({1, 9, 12})) == {0: pairs(1), 1: [frozenset({12})]}
 
 
-def test_allowed_nodes_of_odd_machines(sys_of: Callable[..., Path]) -> None:
-    machine = sys_of({0: "0-1", 7: ""})  # a node of memory alone
+def test_allowed_nodes_of_odd_machines(sys_of: Callable[..., None]) -> None:
     single = {0: [frozenset({0}), frozenset({1})]}
-    assert allowed_nodes(frozenset({0, 1}), machine) == single
-    assert allowed_nodes(frozenset({0, 1}), machine / "nothing") == single
+    assert allowed_nodes(frozenset({0, 1})) == single  # a kernel without nodes
+    sys_of({0: "0-1", 7: ""})  # a node of memory alone
+    assert allowed_nodes(frozenset({0, 1})) == single
     # a core that no node lists
-    assert allowed_nodes(frozenset({0, 5}), machine) == {0: [frozenset({0}), frozenset({5})]}
+    assert allowed_nodes(frozenset({0, 5})) == {0: [frozenset({0}), frozenset({5})]}
 
 
-def test_node_of_pci(two_sockets: Path) -> None:
-    nodes = allowed_nodes(FIRST | SECOND, two_sockets)
+@pytest.mark.usefixtures("two_sockets")
+def test_node_of_pci() -> None:
+    nodes = allowed_nodes(FIRST | SECOND)
     addresses = ("0000:af:00.0", "0000:d8:00.0", "0000:00:00.0", None)
-    found = [node_of_pci(address, nodes, two_sockets) for address in addresses]
+    found = [node_of_pci(address, nodes) for address in addresses]
     assert found == [1, None, None, None]
-    only = allowed_nodes(SECOND, two_sockets)
-    assert node_of_pci("0000:d8:00.0", only, two_sockets) == 1
+    only = allowed_nodes(SECOND)
+    assert node_of_pci("0000:d8:00.0", only) == 1
     # a node without an allowed core
-    assert node_of_pci("0000:3b:00.0", only, two_sockets) == 0
+    assert node_of_pci("0000:3b:00.0", only) == 0
 
 
-def test_cores_of_rank(two_sockets: Path) -> None:
-    nodes = allowed_nodes(FIRST | SECOND, two_sockets)
+@pytest.mark.usefixtures("two_sockets")
+def test_cores_of_rank() -> None:
+    nodes = allowed_nodes(FIRST | SECOND)
     ranks = [frozenset({0}), frozenset({0}), frozenset({1})]
     shared = [cores_of_rank("node", rank, ranks, nodes) for rank in range(3)]
     assert shared == [FIRST, FIRST, SECOND]
     assert cores_of_rank("node", 0, [frozenset({0, 1})], nodes) == FIRST | SECOND
 
 
-def test_node_without_allowed_cores(two_sockets: Path) -> None:
-    nodes = allowed_nodes(frozenset({0, 8, 4}), two_sockets)
+@pytest.mark.usefixtures("two_sockets")
+def test_node_without_allowed_cores() -> None:
+    nodes = allowed_nodes(frozenset({0, 8, 4}))
     with pytest.raises(CoresError, match="node 3"):
         cores_of_rank("node", 0, [frozenset({3})], nodes)
 
@@ -134,21 +140,20 @@ def test_exclusive_shares(threads: Sequence[int], places: Sequence[int]) -> None
         for node in range(3)
     }
     ranks = [frozenset({place}) for place in places]
-    for node, cores in nodes.items():
+    for node, all_cores in nodes.items():
         there = [rank for rank, place in enumerate(places) if place == node]
-        if len(there) > len(cores):
+        if len(there) > len(all_cores):
             with pytest.raises(CoresError):
                 cores_of_rank("exclusive", there[0], ranks, nodes)
             continue
         shares = [cores_of_rank("exclusive", rank, ranks, nodes) for rank in there]
-        assert sum(map(len, shares)) == len(frozenset().union(*shares))
-        assert frozenset().union(*shares) == (frozenset().union(*cores) if there else frozenset())
-        whole = [[core for core in cores if core <= share] for share in shares]
+        taken = frozenset().union(*shares)
+        assert sum(map(len, shares)) == len(taken)
+        assert taken == (frozenset().union(*all_cores) if there else frozenset())
+        whole = [[core for core in all_cores if core <= share] for share in shares]
         assert [frozenset().union(*own) for own in whole] == shares
-        assert {len(own) for own in whole} <= {
-            len(cores) // max(1, len(there)),
-            -(-len(cores) // max(1, len(there))),
-        }
+        each = len(all_cores) / max(1, len(there))
+        assert {len(own) for own in whole} <= {floor(each), ceil(each)}
 
 
 def fake_gpus(monkeypatch: pytest.MonkeyPatch, *buses: int) -> None:
@@ -194,37 +199,38 @@ def in_child(work: Callable[[], Any]) -> Any:
     return result
 
 
-def own_sys(sys_of: Callable[..., Path], pci: Mapping[str, int]) -> tuple[Path, list[int]]:
-    """Two nodes of which each has one of this process's cores."""
-    cores = sorted(allowed_cores())
-    return sys_of({node: str(core) for node, core in enumerate(cores)}, None, pci), cores
+def own_sys(sys_of: Callable[..., None], pci: Mapping[str, int]) -> list[int]:
+    """Play a node for each of this process's cores, and return these."""
+    own = sorted(allowed_cores())
+    sys_of({node: str(core) for node, core in enumerate(own)}, None, pci)
+    return own
 
 
 @two_cores
-def test_cpu_ranks_are_spread_over_nodes(sys_of: Callable[..., Path]) -> None:
-    root, cores = own_sys(sys_of, {})
+def test_cpu_ranks_are_spread_over_nodes(sys_of: Callable[..., None]) -> None:
+    own = own_sys(sys_of, {})
 
     def bound(rank: int, ranks: int) -> tuple[int, set[int]]:
-        return bind_rank("node", rank, [()] * ranks, root=root), set(os.sched_getaffinity(0))
+        return bind_rank("node", rank, [()] * ranks), set(os.sched_getaffinity(0))
 
-    spread = [in_child(partial(bound, rank, len(cores))) for rank in range(len(cores))]
-    assert spread == [(1, {core}) for core in cores]
-    assert in_child(lambda: bound(0, 1))[1] == {cores[0]}
+    spread = [in_child(partial(bound, rank, len(own))) for rank in range(len(own))]
+    assert spread == [(1, {core}) for core in own]
+    assert in_child(lambda: bound(0, 1))[1] == {own[0]}
 
 
 @two_cores
-def test_rank_is_bound_next_to_its_gpu(sys_of: Callable[..., Path]) -> None:
+def test_rank_is_bound_next_to_its_gpu(sys_of: Callable[..., None]) -> None:
     near, far, unknown = "0000:3b:00.0", "0000:5e:00.0", "0000:af:00.0"
-    root, cores = own_sys(sys_of, {near: 1, far: 0, unknown: -1})
+    own = own_sys(sys_of, {near: 1, far: 0, unknown: -1})
 
     def bound(rank: int, binding: str, devices: Sequence[Addresses]) -> set[int]:
-        bind_rank(binding, rank, devices, root=root)
+        bind_rank(binding, rank, devices)
         return set(os.sched_getaffinity(0))
 
     both = [[near], [far]]
     found = [in_child(partial(bound, rank, "exclusive", both)) for rank in (0, 1)]
-    assert found == [{cores[1]}, {cores[0]}]
-    assert in_child(lambda: bound(0, "node", [[near], [None]])) == {cores[1]}
+    assert found == [{own[1]}, {own[0]}]
+    assert in_child(lambda: bound(0, "node", [[near], [None]])) == {own[1]}
     with pytest.raises(CoresError, match="CUDA_VISIBLE_DEVICES"):
         bound(0, "exclusive", [[near], [None]])
     with pytest.raises(CoresError, match="CUDA_VISIBLE_DEVICES"):
@@ -254,17 +260,16 @@ def test_old_and_new_threads_are_bound() -> None:
 
 
 @two_cores
-def test_threads_follow_the_cores(sys_of: Callable[..., Path]) -> None:
-    root, cores = own_sys(sys_of, {})
-    whole = root / "nothing"
+def test_threads_follow_the_cores(sys_of: Callable[..., None]) -> None:
+    def threads(ranks: int, *, is_alone: bool = False) -> Any:
+        return in_child(lambda: bind_rank("node", 0, [()] * ranks, is_alone=is_alone))
 
-    def threads(ranks: int, root: Path, *, is_alone: bool = False) -> Any:
-        return in_child(lambda: bind_rank("node", 0, [()] * ranks, is_alone=is_alone, root=root))
-
-    assert threads(1, whole, is_alone=True) == torch.get_num_threads()
-    assert threads(1, root, is_alone=True) == max(1, torch.get_num_threads() // len(cores))
-    assert threads(2, whole) == max(1, len(cores) // 2)
-    assert threads(1, whole) == len(cores)  # one rank of several hosts
+    cores = len(allowed_cores())
+    assert threads(1, is_alone=True) == torch.get_num_threads()
+    assert threads(2) == max(1, cores // 2)
+    assert threads(1) == cores  # one rank of several hosts
+    own_sys(sys_of, {})
+    assert threads(1, is_alone=True) == max(1, torch.get_num_threads() // cores)
 
 
 def test_refused_binding_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
