@@ -14,11 +14,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from autotune.config.plan import Workload
 from autotune.config.training_config import TrainingConfig
 from autotune.worker.batch import size_counter, unwrapped
 from autotune.worker.feed import Feed
-from autotune.worker.loader import build_loader
+from tests.factories.loops import make_feed
 
 
 class Numbers(Dataset[int]):
@@ -46,9 +45,8 @@ def ragged(*_: Any) -> list[list[int]]:
 def sizes(
     dataset: Any, taken: int, workers: int = 0, *, persistent: bool = False, **parts: Any
 ) -> list[int]:
-    workload = Workload(model=None, dataset=dataset, collate_fn=joined, **parts)
     config = TrainingConfig(micro_batch_size=4, num_workers=workers, persistent_workers=persistent)
-    feed = Feed(build_loader(workload, dataset, config, Path("/nowhere")))
+    feed = make_feed(dataset, config, collate_fn=joined, **parts)
     deliveries = [feed.start(), *(feed.take() for _ in range(taken - 1))]
     feed.stop()
     assert all(delivery.batch.shape == (1, delivery.samples) for delivery in deliveries)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from math import inf
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from autotune.config.plan import Workload
 from autotune.config.training_config import TrainingConfig
 from autotune.models.statistics import window_rate
 from autotune.policy import WindowRules
@@ -24,9 +22,7 @@ from autotune.records.measurement import Block, Window
 from autotune.worker import feed
 from autotune.worker import window as edges
 from autotune.worker.device import open_device
-from autotune.worker.feed import Feed
 from autotune.worker.group import ALONE, Group
-from autotune.worker.loader import build_loader
 from autotune.worker.step import Step, make_trainer
 from autotune.worker.window import (
     Diverged,
@@ -40,6 +36,7 @@ from autotune.worker.window import (
 )
 from tests import accelerator
 from tests.accelerator import CALLS, DEVICES, StillClock, on_simulated_device
+from tests.factories.loops import make_feed
 
 BATCH_S = 0.01
 """What a batch takes on the device."""
@@ -115,8 +112,7 @@ class Measured:
         config = TrainingConfig(micro_batch_size=1)
         data = SlowItems(self.clock, self.fetch_s, **self.items)
         sampler = None if self.tells_length else _Endings(len(data))
-        workload = Workload(model=nn.Linear(1, 1), dataset=data, sampler=sampler)
-        supply = Feed(build_loader(workload, data, config, Path("/nowhere")))
+        supply = make_feed(data, config, sampler=sampler)
         model = nn.Linear(1, 1).to("sim:0")
         trainer = make_trainer(
             model,

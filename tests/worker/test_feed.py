@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
-from autotune.config.plan import Workload
 from autotune.config.training_config import TrainingConfig
 from autotune.worker.build import WorkloadFault
 from autotune.worker.feed import Feed
-from autotune.worker.loader import build_loader
+from tests.factories.loops import make_feed
 
 
 class Stream(IterableDataset[torch.Tensor]):
@@ -53,12 +51,10 @@ class Sampler:
 def feed_of(
     dataset: Any, batch_size: int = 4, workers: int = 0, persistent: bool = False, **parts: Any
 ) -> Feed:
-    """A feed of batches."""
-    workload = Workload(model=None, dataset=dataset, **parts)
     config = TrainingConfig(
         micro_batch_size=batch_size, num_workers=workers, persistent_workers=persistent
     )
-    return Feed(build_loader(workload, dataset, config, Path("/nowhere")))
+    return make_feed(dataset, config, **parts)
 
 
 def numbers(count: int) -> TensorDataset:

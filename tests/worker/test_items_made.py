@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,11 +9,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, _utils
 
-from autotune.config.plan import Workload
 from autotune.config.training_config import TrainingConfig
 from autotune.worker import feed as items_made
-from autotune.worker.feed import Feed, ItemCounter
-from autotune.worker.loader import build_loader
+from autotune.worker.feed import ItemCounter
+from tests.factories.loops import make_feed
 
 
 class Watched(Dataset[int]):
@@ -148,10 +146,7 @@ def test_counts_over_epochs(
 ) -> None:
     data = TensorDataset(torch.arange(64))
     config = TrainingConfig(micro_batch_size=4, num_workers=2, prefetch_factor=4)
-    feed = Feed(
-        build_loader(Workload(model=None, dataset=data), data, config, Path("/nowhere")),
-        is_shallow=True,
-    )
+    feed = make_feed(data, config, is_shallow=True)
     feed.start()
     iterator: Any = feed._iterator
     assert iterator._send_idx - iterator._rcvd_idx == 2

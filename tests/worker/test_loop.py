@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -19,12 +18,11 @@ from autotune.config.training_config import TrainingConfig
 from autotune.policy import WindowRules
 from autotune.records.measurement import Block, Window
 from autotune.worker import window as loop
-from autotune.worker.build import build_model, build_optimizer
 from autotune.worker.device import open_device
 from autotune.worker.feed import Delivery, Feed
-from autotune.worker.loader import build_loader
-from autotune.worker.step import NoTrainer, infer_step, make_trainer
+from autotune.worker.step import NoTrainer, open_trainer
 from autotune.worker.window import Diverged, Run, Stretch, measure_window, train_block, warm_up
+from tests.factories.loops import make_feed
 
 RULES = WindowRules(max_s=0.3, precision=0.5, block_s=0.01, warm_up_min_s=0.0)
 LONG_EPOCHS = RULES.model_copy(update={"whole_epochs_up_to_s": 0.0})
@@ -42,18 +40,10 @@ def measured(
     """A window over a small linear model; a dataset of some length, the last batch kept."""
     config = TrainingConfig(lr=lr, **({"micro_batch_size": 8} | settings))
     data = TensorDataset(torch.randn(length, 4), torch.randint(0, 2, (length,)))
-    workload = Workload(model=nn.Linear(4, 2), dataset=data, loss=loss, drop_last=False)
-    device = open_device("cpu")
-    feed = Feed(build_loader(workload, data, config, Path("/nowhere")))
+    feed = make_feed(data, config, drop_last=False)
     first = feed.start()
-    model = build_model(workload, config, device)
-    trainer = make_trainer(
-        model,
-        build_optimizer(workload, model, lr),
-        infer_step(workload, first.batch),
-        config,
-        device,
-    )
+    workload = Workload(model=None, dataset=data, loss=loss)
+    trainer = open_trainer(workload, nn.Linear(4, 2), first.batch, config, open_device("cpu"))
     capacity = 2 * config.num_workers
     scale = trainer.scaler.get_scale()
     run = Run(
@@ -144,7 +134,8 @@ def test_stopped_by(max_s: float, ends_in_s: float, stopped_by: str) -> None:
     assert len(window.blocks) >= 3
 
 
-def test_queue_is_read_and_used_up_twice() -> None:
+def test_queue_is_read_and_used_up_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Feed, "made", lambda _: None)  # a count would do instead
     window, run = measured(num_workers=1, length=10**5)
     assert window.queue_at_start is not None
     assert window.queue_at_end is not None

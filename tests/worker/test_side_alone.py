@@ -8,7 +8,6 @@ from copy import deepcopy
 from dataclasses import replace
 from itertools import count
 from math import inf
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset, TensorDataset
 
-from autotune.config.plan import Workload
 from autotune.config.training_config import TrainingConfig
 from autotune.records.ceilings import Ceiling
 from autotune.records.measurement import Block
@@ -25,12 +23,12 @@ from autotune.worker import side_alone as alone
 from autotune.worker.batch import Held
 from autotune.worker.device import Device, open_device
 from autotune.worker.feed import Feed
-from autotune.worker.loader import build_loader
 from autotune.worker.side_alone import collect, copy_alone, device_alone, loader_alone, resident
 from autotune.worker.step import Step, Trainer, make_trainer
 from tests import accelerator
 from tests.accelerator import CALLS, DEVICES, NAME, on_simulated_device
 from tests.factories import make_window
+from tests.factories.loops import make_feed
 
 SHORT_S = 0.02
 BATCH = (torch.zeros(8, 4),)
@@ -58,8 +56,7 @@ PLAIN = config_of()
 
 
 def started(dataset: Any, config: TrainingConfig, **parts: Any) -> Feed:
-    workload = Workload(model=None, dataset=dataset, **parts)
-    feed = Feed(build_loader(workload, dataset, config, Path("/nowhere")))
+    feed = make_feed(dataset, config, **parts)
     feed.start()
     return feed
 
