@@ -37,7 +37,7 @@ from autotune.records.measurement import (
     ThrottleReason,
 )
 from autotune.worker import nvml
-from autotune.worker.device import Device, tf32_overrides
+from autotune.worker.device import Device, process_tree, tf32_overrides
 from autotune.worker.nvml import (
     GPM_LEAST_S,
     THROTTLE_COUNTERS,
@@ -60,28 +60,16 @@ def open_memory_watch(device: Device) -> Iterator[MemoryWatch]:
     Open it once the workers run and before the warm-up: listing the processes of a machine takes
     milliseconds, in which the queue fills.
     """
-    watch = MemoryWatch(device, _open_statm())
+    watch = MemoryWatch(device)
+    try:
+        for process in process_tree():
+            watch.statm.append(os.open(f"/proc/{process.pid}/statm", os.O_RDONLY))
+    except (OSError, psutil.Error):  # the system has no such files, or a process has ended
+        watch.leave_host()
     try:
         yield watch
     finally:
         watch.leave_host()
-
-
-def _open_statm() -> list[int]:
-    """Open the memory counters of this process and all its children; [] if the system has none."""
-    opened = list[int]()
-    try:
-        own = psutil.Process()
-        for process in (own, *own.children(recursive=True)):
-            opened.append(os.open(f"/proc/{process.pid}/statm", os.O_RDONLY))
-    except (OSError, psutil.Error):
-        _close(opened)
-    return opened
-
-
-def _close(files: list[int]) -> None:
-    while files:
-        os.close(files.pop())
 
 
 @dataclass(slots=True)
@@ -95,7 +83,7 @@ class MemoryWatch:
     """
 
     device: Device
-    _statm: list[int]
+    statm: list[int] = field(default_factory=list)
     """Descriptors of this process and its loader workers; [] once one of them is gone. They stay
     open: opening, reading and closing each file takes nine system calls instead of one, and over
     ten times as long. Each call releases the GIL, which a pin-memory thread may then keep from the
@@ -128,15 +116,16 @@ class MemoryWatch:
 
     def leave_host(self) -> None:
         """Close the counters of processes; host memory is no longer read."""
-        _close(self._statm)
+        while self.statm:
+            os.close(self.statm.pop())
 
     def _private_bytes(self) -> int | None:
         """Return resident memory without files and shared memory. Source: man 5 proc, /proc/pid/statm."""
-        if not self._statm:
+        if not self.statm:
             return None
         pages = 0
         try:
-            for descriptor in self._statm:
+            for descriptor in self.statm:
                 # seven numbers of at most 20 digits (man 5 proc)
                 _, resident, shared, *_ = os.pread(descriptor, 256, 0).split()
                 pages += int(resident) - int(shared)

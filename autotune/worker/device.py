@@ -68,7 +68,7 @@ def bytes_from_disk() -> int:
 
 def reset_tree_peak() -> None:
     """Start a new memory peak for this process and all below it. Source: man 5 proc, /proc/pid/clear_refs."""
-    for process in _process_tree():
+    for process in process_tree():
         with suppress(OSError):
             Path(f"/proc/{process.pid}/clear_refs").write_text("5")
 
@@ -85,7 +85,7 @@ def tree_peak() -> tuple[int, str]:
         Bytes, and the name of the figure.
     """
     total = 0
-    for process in _process_tree():
+    for process in process_tree():
         with suppress(psutil.Error):
             full = process.memory_full_info()
             total += int(getattr(full, "pss", full.uss)) + _above_present_bytes(process.pid)
@@ -93,7 +93,8 @@ def tree_peak() -> tuple[int, str]:
     return total, f"{kind} of the process tree"
 
 
-def _process_tree() -> list[psutil.Process]:
+def process_tree() -> list[psutil.Process]:
+    """Return this process and all below it."""
     own = psutil.Process()
     return [own, *own.children(recursive=True)]
 
