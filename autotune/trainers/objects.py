@@ -162,7 +162,7 @@ def take_module(module: Any, data: Any, optimizer: Any) -> Taken:
         raise ConfigError(
             "model: a LightningModule must optimize automatically, but automatic_optimization is "
             "False; give step= and "
-            "optimizer= beside it, or search with autotune run -- and your command"
+            "optimizer= with it, or search with autotune run -- and your command"
         )
     if trainer is not None and trainer.world_size > 1:
         raise ConfigError(
@@ -239,7 +239,7 @@ def _optimizer(module: Any) -> Any:
     """Return the single optimizer of configure_optimizers, in any form that Lightning accepts."""
     made = module.configure_optimizers()
     if isinstance(made, list | tuple) and len(made) == 2 and isinstance(made[0], list):
-        made = made[0]  # beside the schedulers
+        made = made[0]  # without the schedulers
     entries = list(made) if isinstance(made, list | tuple) else [made]
     found = [entry["optimizer"] if isinstance(entry, Mapping) else entry for entry in entries]
     if len(found) != 1 or found[0] is None:

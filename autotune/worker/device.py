@@ -133,7 +133,7 @@ class Device:
     torch_device: torch.device
     """The first device, which batches go to."""
     kind: DeviceKind
-    beside: tuple[torch.device, ...] = ()
+    further: tuple[torch.device, ...] = ()
     """The further devices that strategy dp splits a batch over."""
     limit_bytes: int | None = None
     """Memory that may be in use on each device, by all processes; None: no limit."""
@@ -143,7 +143,7 @@ class Device:
     @property
     def devices(self) -> tuple[torch.device, ...]:
         """All devices that the process trains on."""
-        return (self.torch_device, *self.beside)
+        return (self.torch_device, *self.further)
 
     @property
     def module(self) -> Any:
@@ -336,10 +336,10 @@ def open_device(
             f"device {device.type}:{last} was asked for, but there are {there_are} here; name one "
             f"below {device.type}:{there_are}"
         )
-    own, *beside = (torch.device(device.type, index) for index in range(first, last + 1))
+    own, *further = (torch.device(device.type, index) for index in range(first, last + 1))
     if hasattr(module, "set_device"):  # torch.mps has one device and no such function
         module.set_device(own)
-    return Device(own, _kind_of(own), beside=tuple(beside), limit_bytes=limit_bytes, note=note)
+    return Device(own, _kind_of(own), further=tuple(further), limit_bytes=limit_bytes, note=note)
 
 
 def opened_device() -> Device | None:

@@ -56,7 +56,8 @@ class Torch:
         self._process.stdin.write(json.dumps({"sets": sets, "enter": enter}) + "\n")
         self._process.stdin.flush()
         answer: Answer = json.loads(self._process.stdout.readline())
-        assert "status" not in answer, "an exception: see what was captured"
+        # an exception: see what was captured
+        assert "status" not in answer
         return answer
 
 

@@ -110,9 +110,8 @@ def test_observed_settings() -> None:
     assert observed_settings(config.loader(loader)) == observed_settings(loader)
     assert config.loader(loader).timeout == 7
     plain = config.model_copy(update={"multiprocessing_context": None})
-    assert observed_settings(plain.loader(loader)) == observed_settings(loader), (
-        "None keeps the loader's own"
-    )
+    # None keeps the loader's own
+    assert observed_settings(plain.loader(loader)) == observed_settings(loader)
     spawning = config.model_copy(update={"multiprocessing_context": "spawn"})
     assert observed_settings(spawning.loader(loader))["multiprocessing_context"] == "spawn"
     alone = loader_like(loader, SETTINGS, 4)

@@ -403,13 +403,15 @@ def test_gradients_in_a_graphs_memory_are_accumulated(monkeypatch: pytest.Monkey
         for batch in batches:
             with accumulator:
                 accumulator.backward(product(batch, weight).square().mean())
-        assert torch.equal(unused, torch.ones(1)), "without a gradient a parameter must not decay"
+        # without a gradient a parameter must not decay
+        assert torch.equal(unused, torch.ones(1))
         return weight.detach(), weight.grad
 
     expected, _ = trained(torch.matmul, records_graphs=False)
     assert not marked
     wrong, _ = trained(_OfAGraph.apply, records_graphs=False)
-    assert not torch.allclose(wrong, expected), "the stand-in must write over its gradients"
+    # the stand-in must write over its gradients
+    assert not torch.allclose(wrong, expected)
     found, gradient = trained(_OfAGraph.apply, records_graphs=True)
     torch.testing.assert_close(found, expected)
     assert gradient is None
@@ -446,7 +448,8 @@ def test_graph_gradients_are_copied_by_dtype(
         optimizer=optimizer, scaler=UNSCALED, steps=2, records_graphs=True, accumulated=1
     )
     accumulator._keep_gradients()
-    assert copied == [3, 2], "of float32 and of bfloat16; one that is sparse is cloned"
+    # of float32 and of bfloat16; one that is sparse is cloned
+    assert copied == [3, 2]
     assert without.grad is None
     for parameter, gradient in zip(parameters, gradients, strict=True):
         copy = parameter.grad

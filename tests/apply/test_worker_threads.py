@@ -74,8 +74,10 @@ def test_every_pool_is_limited(start: str) -> None:
     )
     assert (seen["torch"], seen["blas"], seen["openmp"]) == (1, {1}, {1})
     assert seen["variables"] == {"1"}
-    assert seen["called"] == "0 1", "the user's own runs too, afterwards"
-    assert os.environ.get(CALLED) is None, "all of it in the worker's own process"
+    # the user's own runs too, afterwards
+    assert seen["called"] == "0 1"
+    # all of it in the worker's own process
+    assert os.environ.get(CALLED) is None
 
 
 @pytest.mark.slow

@@ -121,5 +121,6 @@ def test_batches_out_of_order(
     gate.touch()
     came += [feed.take() for _ in expected][:-1]
     feed.stop()
-    assert came[0].batch[0, 0] > 0, "the first batch waits for a later one"
+    # the first batch waits for a later one
+    assert came[0].batch[0, 0] > 0
     assert {int(delivery.batch[0, 0]): delivery.samples for delivery in came} == expected

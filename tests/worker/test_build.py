@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
 
 from autotune.apply.prepare import is_fused
 from autotune.config.plan import Ref, Workload
@@ -24,7 +23,6 @@ from autotune.worker.build import (
     resolved,
 )
 from autotune.worker.device import open_device
-from autotune.worker.loader import build_loader
 
 CODE = """
 import torch
@@ -140,22 +138,6 @@ def test_datasets(dataset: Any) -> None:
 def test_no_dataset(dataset: Any, named: str) -> None:
     with pytest.raises(WorkloadFault, match=named):
         build_dataset(Workload(model=None, dataset=dataset))
-
-
-def test_a_loader_takes_its_settings_from_the_configuration(tmp_path: Path) -> None:
-    config = TrainingConfig(
-        micro_batch_size=3,
-        num_workers=2,
-        prefetch_factor=5,
-        persistent_workers=True,
-        in_order=False,
-    )
-    workload = Workload(model=None, dataset=None, collate_fn=list, shuffle=False, drop_last=False)
-    loader = build_loader(workload, range(10), config, tmp_path)
-    assert isinstance(loader, DataLoader)
-    assert (loader.batch_size, loader.num_workers, loader.prefetch_factor) == (3, 2, 5)
-    assert (loader.persistent_workers, loader.in_order, loader.drop_last) == (True, False, False)
-    assert isinstance(loader.sampler, torch.utils.data.SequentialSampler)
 
 
 def test_default_optimizer() -> None:

@@ -49,14 +49,6 @@ def pair() -> tuple[Tensor, Tensor]:
     return torch.randn(2, 3, 8, 8), torch.zeros(2, dtype=torch.long)
 
 
-def mapping() -> dict[str, Any]:
-    return {
-        "inputs": torch.randn(2, 3, 8, 8),
-        "more": [torch.zeros(2, 5), "a name"],
-        "scale": torch.tensor(2.0),
-    }
-
-
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("amp_dtype", AMP_DTYPES)
 def test_precision_and_layout(amp_dtype: AmpDtype, channels_last: bool) -> None:
@@ -69,16 +61,6 @@ def test_precision_and_layout(amp_dtype: AmpDtype, channels_last: bool) -> None:
     # autocast casts, not the copy
     assert (inputs.dtype, targets.dtype) == (torch.float32, torch.int64)
     assert inputs.is_contiguous(memory_format=torch.channels_last) == channels_last
-
-
-def test_mapping_is_moved_as_a_whole() -> None:
-    batch = train_forward(mapping, amp_dtype="bfloat16", channels_last=True).batch
-    flat = [batch["inputs"], batch["more"][0], batch["scale"]]
-    assert {one.device for one in flat} == {torch.device("cuda:0")}
-    assert [tuple(one.shape) for one in flat] == [(2, 3, 8, 8), (2, 5), ()]
-    assert batch["more"][1] == "a name"
-    assert batch["inputs"].is_contiguous(memory_format=torch.channels_last)
-    assert batch["more"][0].is_contiguous()
 
 
 @pytest.mark.parametrize("pin_memory", [False, True])
@@ -129,16 +111,3 @@ def test_precision_of_replicas(
 def test_torchs_dataparallel_loses_bfloat16() -> None:
     """Why there is another; once this fails, torch's own will do."""
     assert [dtype for _, dtype in replicas("bfloat16", nn.DataParallel)] == [torch.float16] * 2
-
-
-def test_error_in_a_replica_has_its_number() -> None:
-    class Failing(nn.Module):
-        def forward(self, inputs: Tensor) -> Tensor:
-            raise ValueError("no such input")
-
-    with fake_cuda():
-        parallel = _DataParallel(Failing())
-        parallel.device_ids, parallel.src_device_obj = [0, 1], torch.device("cuda:0")
-        inputs = [(torch.empty(3, 4, device=f"cuda:{index}"),) for index in (0, 1)]
-        with pytest.raises(ValueError, match="replica 0"):
-            parallel.parallel_apply([parallel.module] * 2, inputs, ({}, {}))

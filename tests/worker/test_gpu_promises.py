@@ -64,29 +64,6 @@ def test_precision(amp_dtype: AmpDtype, on_cpu: Callable[..., TrialResult], tmp_
     promises.met_over(witness.told(), "gloo")
 
 
-@pytest.mark.parametrize(
-    ("switch", "amp_dtype", "hides"),
-    [
-        ("NVIDIA_TF32_OVERRIDE=1", "float32", True),
-        ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1", "float32", True),
-        ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=0", "float32", False),
-        ("NVIDIA_TF32_OVERRIDE=0", "float32", False),
-        ("NVIDIA_TF32_OVERRIDE=0", "tf32", True),
-        ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1", "tf32", False),
-        ("NVIDIA_TF32_OVERRIDE=1", "bfloat16", False),
-    ],
-)
-def test_switch_of(
-    switch: str, amp_dtype: AmpDtype, hides: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"):
-        monkeypatch.delenv(name, raising=False)
-    assert cases.switch_of(amp_dtype) == ""
-    name, _, value = switch.partition("=")
-    monkeypatch.setenv(name, value)
-    assert cases.switch_of(amp_dtype) == (name if hides else "")
-
-
 def test_missing_gpu_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(cases.MUST_HAVE_GPU, raising=False)
     with pytest.raises(pytest.skip.Exception, match="no driver"):
@@ -157,12 +134,6 @@ def test_kernel_error_is_at_its_line(on_cpu: Callable[..., TrialResult]) -> None
     unknown = on_cpu(model=FailsOnceOnly(64, 2), loss=loss_that_waits)
     assert unknown.failure is not None
     assert unknown.failure.is_asynchronous
-
-
-def test_lookup_is_at_its_line(on_cpu: Callable[..., TrialResult]) -> None:
-    crash = on_cpu(model=cases.LooksUp, dataset=cases.rows_beyond_the_table)
-    assert crash.failure is not None
-    assert crash.failure.signature == f"IndexError at {cases.place_of_the_lookup()}"
 
 
 def test_absent_device(on_sim: Callable[..., TrialResult]) -> None:

@@ -75,8 +75,7 @@ def test_words_are_taken_back_once_a_block_has_ended(tmp_path: Path) -> None:
             words.unless_a_block_ends(0.2)
             assert path.stat().st_size == 0
             faulthandler.dump_traceback(file=file)
-            assert path.read_text().startswith(("Current thread", "Thread")), (
-                "at the file's start, not behind a hole"
-            )
+            # at the file's start, not behind a hole
+            assert path.read_text().startswith(("Current thread", "Thread"))
         finally:
             faulthandler.cancel_dump_traceback_later()

@@ -33,7 +33,8 @@ class Whole(Watched):
     """Makes a batch's items at once."""
 
     def __getitems__(self, indices: Any) -> list[int]:
-        assert type(indices) is list, "the user's code is given what torch gives it"
+        # the user's code is given what torch gives it
+        assert type(indices) is list
         return [self[index] for index in indices]
 
 

@@ -72,26 +72,11 @@ def test_worker_that_ends() -> None:
         assert watch.growth() == ()
 
 
-def test_one_call_a_block(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    opened, read, open_file, read_file = list[int](), list[int](), os.open, os.pread
-
-    def opening(path: str, flags: int) -> int:
-        opened.append(open_file(path, flags))
-        return opened[-1]
-
-    def reading(descriptor: int, length: int, offset: int) -> bytes:
-        read.append(descriptor)
-        return read_file(descriptor, length, offset)
-
-    monkeypatch.setattr(os, "open", opening)
-    monkeypatch.setattr(os, "pread", reading)
+def test_files_are_closed() -> None:
     with open_memory_watch(open_device("cpu")) as watch:
-        for _ in range(BLOCKS):
-            watch.after(block())
-    assert read == BLOCKS * opened
-    for descriptor in opened:
+        descriptors = [*watch.statm]
+    assert descriptors
+    for descriptor in descriptors:
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(descriptor)
 

@@ -68,7 +68,8 @@ def test_tensors_are_cloned_once_changed() -> None:
     batches = [(torch.ones(3),), (torch.zeros(2),)]
     kept, changed = Reused(batches), Reused(batches)
     first = next(kept)
-    assert first[0].data_ptr() != batches[0][0].data_ptr(), "nobody knows yet"
+    # nobody knows yet
+    assert first[0].data_ptr() != batches[0][0].data_ptr()
     assert [batch[0].data_ptr() for batch in islice(kept, 3)] == [
         batches[at][0].data_ptr() for at in (1, 0, 1)
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +45,6 @@ DATA = TensorDataset(torch.arange(12))
 def items(workload: Workload, rank: int, config: TrainingConfig) -> list[list[int]]:
     loader = build_loader(workload, DATA, config, Path("/nowhere"), Group(rank, 2))
     return [batch[0].tolist() for batch in loader]
-
-
-def test_shuffled_shares() -> None:
-    workload = Workload(model=None, dataset=None, shuffle=True)
-    config = TrainingConfig(micro_batch_size=3)
-    batches = [batch for rank in range(2) for batch in items(workload, rank, config)]
-    assert sorted(chain(*batches)) == list(range(12))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import UserDict
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
@@ -192,26 +191,6 @@ def test_loss_must_be_finite() -> None:
     broken = Held((torch.full((8, 4), float("nan")),), 8)
     with pytest.raises(RuntimeError, match="nan"):
         device_alone(trainer_of(PLAIN), [broken], seconds=SHORT_S)
-
-
-class Emptied(UserDict[str, Any]):
-    """A mapping that moves itself, as those of tokenizers do."""
-
-    def to(self, device: Any) -> Emptied:
-        self.data = {name: value.to(device) for name, value in self.data.items()}
-        return self
-
-
-def test_step_that_empties_its_batch() -> None:
-    def step(model: nn.Module, batch: Any) -> Tensor:
-        outputs: Tensor = model(batch.pop("inputs"))
-        return outputs.sum()
-
-    trainer, batch = trainer_of(PLAIN), Emptied(inputs=torch.zeros(8, 4))
-    trainer.step = Step(step, "made up")
-    ceiling = device_alone(trainer, resident(trainer, [Held(batch, 8)]), seconds=SHORT_S)
-    assert ceiling.samples == 8 * ceiling.batches
-    assert list(batch) == ["inputs"]
 
 
 def doubling(seen: list[Any]) -> Step:

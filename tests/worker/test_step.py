@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -20,7 +19,6 @@ from autotune.worker.device import Device, open_device
 from autotune.worker.step import Trainer, infer_step, make_trainer
 from tests.launch.user_batches import Encoding, Graph, Opaque
 
-Pair = namedtuple("Pair", "x y")
 PLAIN = Workload(model=None, dataset=None)
 
 
@@ -167,52 +165,6 @@ def test_step_must_return_a_scalar(value: Any, got: str, trainer: Callable[..., 
         trainer(nn.Linear(3, 1), batch, workload=workload).train(batch)
 
 
-def test_accumulation_equals_the_whole_batch(
-    trainer: Callable[..., Trainer],
-) -> None:
-    inputs, targets = torch.randn(12, 5), torch.randint(0, 3, (12,))
-    torch.manual_seed(0)
-    whole = trainer(nn.Linear(5, 3), (inputs, targets), micro_batch_size=12)
-    torch.manual_seed(0)
-    parts = trainer(nn.Linear(5, 3), (inputs, targets), micro_batch_size=4, grad_accum_steps=3)
-    before = parts.model.get_parameter("weight").clone()
-    whole.train((inputs, targets))
-    for index in range(3):
-        assert torch.equal(parts.model.get_parameter("weight"), before)
-        parts.train((inputs[4 * index : 4 * index + 4], targets[4 * index : 4 * index + 4]))
-    assert parts.accumulated == 0
-    assert not torch.equal(parts.model.get_parameter("weight"), before)
-    for ours, theirs in zip(parts.model.parameters(), whole.model.parameters(), strict=True):
-        assert torch.allclose(ours, theirs, atol=1e-6)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_precisions(dtype: str, trainer: Callable[..., Trainer]) -> None:
-    seen = []
-
-    class Noting(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 2)
-
-        def forward(self, inputs: Tensor) -> Tensor:
-            outputs: Tensor = self.layer(inputs)
-            seen.append(outputs.dtype)
-            return outputs
-
-    torch.manual_seed(0)
-    batch = (torch.randn(8, 4), torch.randint(0, 2, (8,)))
-    ours = trainer(Noting(), batch, amp_dtype=dtype)
-    first = ours.train(batch)
-    for _ in range(30):
-        last = ours.train(batch)
-    assert set(seen) == {getattr(torch, dtype)}
-    assert all(parameter.dtype == torch.float32 for parameter in ours.model.parameters())
-    assert ours.scaler.is_enabled() == (dtype == "float16")
-    assert last < first
-    assert not last.requires_grad
-
-
 def test_float16_overflow_is_skipped(
     trainer: Callable[..., Trainer],
 ) -> None:
@@ -222,26 +174,6 @@ def test_float16_overflow_is_skipped(
     ours.train(batch)
     assert torch.equal(ours.model.get_parameter("weight"), before)
     assert ours.scaler.get_scale() < 65536
-
-
-@pytest.mark.parametrize("channels_last", [True, False])
-def test_channels_last(channels_last: bool, trainer: Callable[..., Trainer]) -> None:
-    batch = (torch.randn(2, 3, 8, 8), torch.randint(0, 2, (2,)))
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 2))
-    ours = trainer(model, batch, channels_last=channels_last)
-    weight, inputs = ours.model.get_parameter("0.weight"), ours.to_device(batch)[0]
-    for tensor in (weight, inputs):
-        assert tensor.is_contiguous(memory_format=torch.channels_last) == channels_last
-    ours.train(batch)
-
-
-def test_batch_keeps_its_form(trainer: Callable[..., Trainer]) -> None:
-    batch = {"a": [torch.ones(2), "text"], "b": Pair(torch.ones(1), 3)}
-    ours = trainer(nn.Linear(1, 1), batch)
-    moved = ours.to_device(batch)
-    assert moved["a"][1] == "text"
-    assert isinstance(moved["b"], Pair)
-    assert moved["b"].y == 3
 
 
 def test_gathered_losses_are_averaged(cpu: Device) -> None:
