@@ -21,10 +21,10 @@ from autotune.config.training_config import DdpConfig, TrainingConfig
 from autotune.errors import ConfigError
 from autotune.protocol.messages import TrialJob
 from autotune.worker import rank
-from autotune.worker.build import build_model, build_optimizer
+from autotune.worker.build import build_model
 from autotune.worker.device import open_device
 from autotune.worker.group import open_group
-from autotune.worker.step import Step, make_trainer
+from autotune.worker.step import open_trainer
 from tests.factories import make_process
 
 Seen = list[tuple[Any, ...]]
@@ -78,14 +78,11 @@ class Watched:
 
 def as_a_trial_does(config: TrainingConfig, folder: Path) -> tuple[Seen, list[Tensor]]:
     device, step = open_device("cpu"), Watched()
-    rank._set_threads(
-        TrialJob(process=make_process(folder), payload=folder, config=config), 0, device
-    )
-    model = build_model(Workload(model=network, dataset=None), config, device)
-    optimizer = build_optimizer(
-        Workload(model=None, dataset=None), model, config.lr, fused=config.fused
-    )
-    trainer = make_trainer(model, optimizer, Step(step, "given"), config, device)
+    job = TrialJob(process=make_process(folder), payload=folder, config=config)
+    rank._set_threads(job, 0, device)
+    workload = Workload(model=network, dataset=None, step=step)
+    model = build_model(workload, config, device)
+    trainer = open_trainer(workload, model, BATCHES[0], config, device)
     for batch in BATCHES:
         trainer.train(batch)
     return step.seen, [parameter.detach() for parameter in model.parameters()]

@@ -226,9 +226,7 @@ def test_step_that_changes_its_batch(
     assert float(batch[0].sum()) == 32
 
 
-def test_three_steps_one_at_a_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_three_steps_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reuse, "_CLONED_BYTES", 1)
     monkeypatch.setattr(alone, "perf_counter", count(0.0, 0.5).__next__)
     trainer = trainer_of(PLAIN)
@@ -244,9 +242,7 @@ def test_resident_batch_is_not_copied_again(channels_last: bool) -> None:
     assert [one.data_ptr() for one in again] == [one.data_ptr() for one in held]
 
 
-def test_equal_batches_are_held_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_equal_batches_are_held_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alone, "_HELD_BYTES", 10**9)
     config = config_of(micro_batch_size=1)
     for dataset, held in ((rows(100), 1), (Varying(), 8)):
