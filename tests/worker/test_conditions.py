@@ -178,34 +178,31 @@ class TestOthers:
             ("cuda:first", 0, 1, {}),
         ],
     )
-    def test_memory_in_use_is_told_of_the_devices_that_this_process_will_open(
+    def test_memory_of_others(
         self, device: str, first: int, count: int, found: dict[str, int]
     ) -> None:
-        told = others_before(device, first, count, quiet_s=1.0)
-        assert {uuid: others.others_memory_bytes for uuid, others in told.items()} == found
+        before = others_before(device, first, count, quiet_s=1.0)
+        assert {uuid: others.others_memory_bytes for uuid, others in before.items()} == found
 
-    def test_a_torch_without_cuda_opens_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_torch_without_cuda(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.version, "cuda", None)
         assert others_before("auto", 0, 1, quiet_s=1.0) == {}
 
-    def test_kernels_of_the_last_second_are_others_where_none_of_ours_ran(
-        self, nvml: NvmlStub
-    ) -> None:
-        nvml.play(samples_every_us=200_000, busy=80)
-        assert others_before("auto", 0, 1, quiet_s=5.0)[
-            "GPU-0"
-        ].others_busy_fraction == pytest.approx(0.8)
+    def test_kernels_of_others(self, nvml: NvmlStub) -> None:
+        def busy(quiet_s: float) -> float | None:
+            return others_before("auto", 0, 1, quiet_s=quiet_s)["GPU-0"].others_busy_fraction
 
-    def test_kernels_of_a_trial_that_has_just_ended_are_not_others(self, nvml: NvmlStub) -> None:
         nvml.play(samples_every_us=200_000, busy=80)
-        assert others_before("auto", 0, 1, quiet_s=0.02)["GPU-0"].others_busy_fraction is None
-
-    def test_samples_older_than_the_stretch_tell_nothing(self, nvml: NvmlStub) -> None:
+        assert busy(quiet_s=5.0) == pytest.approx(0.8)
+        assert busy(quiet_s=0.02) is None  # they may be those of a trial that has just ended
         now_us = time.time_ns() // 1000
-        nvml.play(samples=tuple(f"{now_us - 1_000_000 * ago}:100" for ago in range(9, 2, -1)))
-        assert others_before("auto", 0, 1, quiet_s=1.0)["GPU-0"].others_busy_fraction is None
+        nvml.play(
+            samples_every_us=None,
+            samples=tuple(f"{now_us - 1_000_000 * ago}:100" for ago in range(9, 2, -1)),
+        )
+        assert busy(quiet_s=1.0) is None
 
-    def test_only_what_was_on_the_device_that_was_opened_is_told(self) -> None:
+    def test_conditions_before(self) -> None:
         before = others_before("auto", 0, 1, quiet_s=1.0)
         assert conditions_before(gpus("GPU-0"), before) == DeviceConditions(others_memory_bytes=100)
         # CUDA numbers them another way here
@@ -213,7 +210,7 @@ class TestOthers:
         assert conditions_before((), before) is None
 
 
-def test_the_reasons_are_numbered_as_in_pynvml() -> None:
+def test_reasons_are_numbered_as_in_pynvml() -> None:
     import pynvml
 
     names = SimpleNamespace(
