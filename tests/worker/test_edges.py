@@ -167,7 +167,8 @@ def batches_of(window: Window) -> int:
 
 
 def spent_s(window: Window) -> float:
-    return sum(part.seconds for part in (*window.blocks, *window.restarts))
+    restarts_s = sum(restart.seconds for restart in window.restarts)
+    return sum(block.seconds for block in window.blocks) + restarts_s
 
 
 @on_simulated_device
