@@ -85,7 +85,7 @@ def test_epochs_of_few_batches_are_measured_whole(batches: int) -> None:
 
 def test_refill_belongs_to_the_restart() -> None:
     window, _ = measured(
-        length=8 * 6, rules=LONG_EPOCHS.model_copy(update={"max_s": 0.5, "precision": 0.0})
+        length=8 * 6, rules=LONG_EPOCHS.model_copy(update={"max_s": 1.5, "precision": 0.0})
     )
     assert not window.whole_epochs
     assert window.restarts
