@@ -360,9 +360,6 @@ class WindowRules(FrozenModel):
     smaller differences do not decide a search."""
     block_s: float = 0.2
     """Shortest block, in seconds: long next to a synchronization, short next to the window."""
-    drains_at_edges: bool = False
-    """True: synchronize at the end of each block even if the device can time its own edges, to
-    measure the cost of that (benchmarks/gpu.py)."""
     warm_up_block_s: float = 0.05
     """Block of the warm-up, in seconds: a quarter of a window's."""
     warm_up_min_s: float = 0.3

@@ -101,7 +101,7 @@ def cpuinfo(*names: str) -> str:
 # ABI/testing/sysfs-bus-pci (numa_node) and admin-guide/cputopology.
 
 
-SYS = Path("/sys")
+_SYS = Path("/sys")
 """Root of the kernel's description of devices."""
 
 Nodes = Mapping[int, Sequence[frozenset[int]]]
@@ -140,27 +140,29 @@ def can_bind(device: torch.device) -> bool:
     return device.type in _KINDS and bool(allowed_cores())
 
 
-def allowed_nodes(allowed: frozenset[int], root: Path = SYS) -> Nodes:
+def allowed_nodes(allowed: frozenset[int]) -> Nodes:
     """Return the allowed cores by NUMA node; a single node 0 if the kernel reports none."""
     found = dict[int, list[frozenset[int]]]()
-    for folder in (root / "devices/system/node").glob("node[0-9]*"):
+    for folder in (_SYS / "devices/system/node").glob("node[0-9]*"):
         own = _numbers_in(folder / "cpulist") & allowed
         if own:
-            found[int(folder.name.removeprefix("node"))] = _physical(own, root)
+            found[int(folder.name.removeprefix("node"))] = _physical(own)
     if frozenset().union(*(core for cores in found.values() for core in cores)) != allowed:
-        return {0: _physical(allowed, root)}
+        return {0: _physical(allowed)}
     return dict(sorted(found.items()))
 
 
-def node_of_pci(address: str, nodes: Nodes, root: Path = SYS) -> int | None:
-    """Return the NUMA node of a device by its PCI address; None if the machine does not report it.
+def node_of_pci(address: str | None, nodes: Nodes) -> int | None:
+    """Return the NUMA node of a device by its PCI address; None if the machine reports neither.
 
     With a single node it is that one: the kernel then often writes -1. Source:
     torch/numa/binding.py.
     """
+    if address is None:
+        return None
     number = -1
     with suppress(OSError, ValueError):
-        number = int((root / "bus/pci/devices" / address / "numa_node").read_text())
+        number = int((_SYS / "bus/pci/devices" / address / "numa_node").read_text())
     if number >= 0:
         return number
     return next(iter(nodes)) if len(nodes) == 1 else None
@@ -187,10 +189,8 @@ def cores_of_rank(
     if not cores:
         raise CoresError(
             "numa_binding needs a core of the NUMA node that a rank's device is on, but this "
-            "process may use none of "
-            f"node {', '.join(map(str, sorted(own)))}; start it with more cores (taskset, cpuset), "
-            f"or leave "
-            "numa_binding out"
+            f"process may use none of node {', '.join(map(str, sorted(own)))}; start it with more "
+            "cores (taskset, cpuset), or leave numa_binding out"
         )
     if binding == "node":
         return frozenset().union(*cores)
@@ -212,7 +212,6 @@ def bind_rank(
     devices: Sequence[Addresses],
     *,
     is_alone: bool = False,
-    root: Path = SYS,
 ) -> int:
     """Bind this process, one of the ranks on its host, to its cores.
 
@@ -223,7 +222,6 @@ def bind_rank(
         rank: Number of the rank on this host.
         devices: Addresses of each rank's devices on this host.
         is_alone: True if the process is in no group.
-        root: Replacement of /sys, for tests.
 
     Returns:
         Threads per operation if torch chooses them. A process alone keeps the share of its threads
@@ -238,18 +236,17 @@ def bind_rank(
     for name in _PLACES_THREADS:
         if os.environ.get(name, "").lower() not in _OFF:  # this very thread may be on one core now
             raise CoresError(
-                "numa_binding can't be combined with a variable by which OpenMP places threads itself, but "
-                "got "
-                f"{name}={os.environ[name]}; unset it, or leave numa_binding out"
+                "numa_binding can't be combined with a variable by which OpenMP places threads "
+                f"itself, but got {name}={os.environ[name]}; unset it, or leave numa_binding out"
             )
     allowed = allowed_cores()
     if not allowed:
         raise CoresError(
             "numa_binding binds processes to cores, which Linux alone can; leave numa_binding out"
         )
-    nodes = allowed_nodes(allowed, root)
+    nodes = allowed_nodes(allowed)
     # An exclusive share depends on the other ranks' devices too.
-    places = [_nodes_of(number, devices, nodes, root) for number in range(len(devices))]
+    places = [_nodes_of(number, devices, nodes) for number in range(len(devices))]
     needed = places if binding == "exclusive" else [places[rank]]
     if None in needed:
         raise CoresError(
@@ -287,8 +284,7 @@ def bind_to(cores: frozenset[int]) -> None:
             os.sched_setaffinity(0, before)
         raise CoresError(
             f"numa_binding binds a process to its cores, but the kernel did not let it ({reason}); "
-            f"leave "
-            "numa_binding out"
+            "leave numa_binding out"
         )
     for thread in _THREADS.iterdir():
         with suppress(OSError):  # it has ended
@@ -348,30 +344,26 @@ def pci_address(device: torch.device) -> str | None:
     return None
 
 
-def _nodes_of(
-    rank: int, devices: Sequence[Addresses], nodes: Nodes, root: Path
-) -> frozenset[int] | None:
+def _nodes_of(rank: int, devices: Sequence[Addresses], nodes: Nodes) -> frozenset[int] | None:
     """Return the NUMA nodes of a rank's devices; None if one is not known.
 
     Ranks on the CPU are distributed evenly over the nodes, consecutive ones together.
     """
     if not devices[rank]:
         return frozenset({[*nodes][rank * len(nodes) // len(devices)]})
-    found = [
-        None if address is None else node_of_pci(address, nodes, root) for address in devices[rank]
-    ]
+    found = [node_of_pci(address, nodes) for address in devices[rank]]
     known = [node for node in found if node is not None]
     return frozenset(known) if len(known) == len(found) else None
 
 
-def _physical(cores: frozenset[int], root: Path) -> list[frozenset[int]]:
+def _physical(cores: frozenset[int]) -> list[frozenset[int]]:
     """Group logical cores by physical core, ordered by the lowest logical core."""
     left = set(cores)
     found = list[frozenset[int]]()
     for core in sorted(cores):
         if core in left:
             siblings = _numbers_in(
-                root / f"devices/system/cpu/cpu{core}/topology/thread_siblings_list"
+                _SYS / f"devices/system/cpu/cpu{core}/topology/thread_siblings_list"
             )
             found.append(frozenset({core, *(siblings & left)}))
             left -= found[-1]
@@ -536,10 +528,10 @@ def own_device(*, is_rank: bool) -> torch.device:
     kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if kind is None:
         return torch.device("cpu")
-    index = os.environ.get("LOCAL_RANK", "") if is_rank else ""
-    return torch.device(
-        kind.type, int(index) if index.isdecimal() else torch.accelerator.current_device_index()
-    )
+    index = _from_launcher("LOCAL_RANK") if is_rank else None
+    if index is None:
+        index = torch.accelerator.current_device_index()
+    return torch.device(kind.type, index)
 
 
 def set_current(device: torch.device) -> None:
@@ -579,14 +571,19 @@ def local_rank() -> int:
     """Return this rank's number on its host: LOCAL_RANK, else the rank in an open process group, else 0."""
     import torch
 
-    own = os.environ.get("LOCAL_RANK", "")
-    if own.isdecimal():
-        return int(own)
+    own = _from_launcher("LOCAL_RANK")
+    if own is not None:
+        return own
     group: Any = torch.distributed
     return group.get_rank() if group.is_available() and group.is_initialized() else 0
 
 
 def local_ranks(world_size: int) -> int:
     """Return the ranks on this host: LOCAL_WORLD_SIZE, else `world_size`."""
-    own = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return int(own) if own.isdecimal() and int(own) else world_size
+    return _from_launcher("LOCAL_WORLD_SIZE") or world_size
+
+
+def _from_launcher(name: str) -> int | None:
+    """Return a number that a launcher such as torchrun has set in the environment; None without one."""
+    value = os.environ.get(name, "")
+    return int(value) if value.isdecimal() else None

@@ -4,7 +4,7 @@ torch stores the precision twice: in a tree (`fp32_precision` of all backends, a
 its operators, each of which may inherit from the one above) and in two older settings,
 `get_float32_matmul_precision()` and `cudnn.allow_tf32`. It raises on reading the older ones if the
 two differ. Both are saved and restored separately. Source: aten/src/ATen/Context.cpp and
-Context.h, torch 2.9 to 2.13.
+Context.h, torch 2.11 to 2.13.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Before(NamedTuple):
     """The settings to restore."""
 
     own: dict[_Node, str]
-    """Own value of each node, "none" if it inherits; empty if torch has no tree."""
+    """Own value of each node, "none" if it inherits."""
     matmul: str
     """The older setting: "highest", "high" or "medium"."""
     cudnn: bool
@@ -73,8 +73,6 @@ def allows_tf32() -> bool:
         torch.cuda.is_available() and torch.cuda.get_device_capability() < _AMPERE
     ):
         return False
-    if not hasattr(torch._C, "_get_fp32_precision_getter"):  # noqa: SLF001 - see _get
-        return bool(torch.backends.cuda.matmul.allow_tf32)
     return _get(("cuda", "matmul")) == "tf32"
 
 
@@ -91,7 +89,7 @@ def _allow_tf32(before: _Before) -> None:
     torch.set_float32_matmul_precision("high")
     if not before.cudnn:
         torch.backends.cudnn.allow_tf32 = True
-    for node in (_CUDA, *_CUDNN) if before.own else ():
+    for node in (_CUDA, *_CUDNN):
         if _get(node) != "tf32":
             _set(node, "tf32")
 
@@ -113,8 +111,6 @@ def _own_values() -> dict[_Node, str]:
     Nodes that inherit are not written to: even writing "none" may lose torch's initial state, in
     which convolutions and recurrent layers run in TF32 unless a parent has another precision.
     """
-    if not hasattr(_torch()._C, "_get_fp32_precision_getter"):  # noqa: SLF001 - see _get
-        return {}
     own = {_GENERIC: _get(_GENERIC)}
     for node, parent in _PARENTS.items():
         other = "tf32" if node[0] == "cuda" else "bf16"  # each backend's alternative to float32
@@ -128,16 +124,14 @@ def _own_values() -> dict[_Node, str]:
 
 def _older_matmul(own: Mapping[_Node, str]) -> str:
     """Return the older setting, which torch only returns if the operators' nodes agree with it."""
-    with _held_at("ieee", {node: own[node] for node in _MATMULS if node in own}):
+    with _held_at("ieee", {node: own[node] for node in _MATMULS}):
         return str(_torch().get_float32_matmul_precision())
 
 
 def _older_cudnn(own: Mapping[_Node, str]) -> bool:
     """Return the older setting, which torch only returns if its nodes agree: all in TF32 if it is True."""
-    nodes = [
-        node for node in (_CUDA, *_CUDNN) if own and (node == _CUDA or own[node] != _INHERITED)
-    ]
-    with suppress(RuntimeError), _held_at("tf32", {node: own[node] for node in nodes}):
+    held = {node: own[node] for node in _CUDNN if own[node] != _INHERITED}
+    with suppress(RuntimeError), _held_at("tf32", {_CUDA: own[_CUDA], **held}):
         return bool(_torch().backends.cudnn.allow_tf32)
     return False
 

@@ -10,7 +10,7 @@ import os
 import warnings
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from inspect import signature, unwrap
@@ -55,12 +55,6 @@ _AS_TORCH_HAS_THEM = {
 }
 
 
-def replicated(model: nn.Module, device: torch.device, count: int) -> nn.Module:
-    """Wrap the model in DataParallel over `count` devices, this one the first."""
-    first = device.index or 0
-    return _DataParallel(model, device_ids=list(range(first, first + count)))
-
-
 def check_group(process_count: int) -> None:
     """Check that an open process group has the size that a configuration was measured with.
 
@@ -71,12 +65,9 @@ def check_group(process_count: int) -> None:
     if group.is_available() and group.is_initialized() and group.get_world_size() != process_count:
         raise ConfigError(
             f"a process group must be as large as the configuration's, {process_count}, since its "
-            f"global batch and "
-            f"learning rate rest on that, but it has {group.get_world_size()}; start training with "
-            f"{process_count} "
-            f"processes (on one machine: torchrun --nproc-per-node {process_count}), or search "
-            f"with `world_size` as "
-            "you train"
+            f"global batch and learning rate rest on that, but it has {group.get_world_size()}; "
+            f"start training with {process_count} processes (on one machine: torchrun "
+            f"--nproc-per-node {process_count}), or search with `world_size` as you train"
         )
 
 
@@ -231,11 +222,9 @@ def optimizer_like(
     strangers = sum(parameter.requires_grad and parameter not in trained for parameter in own)
     if strangers:
         raise ForeignParametersError(
-            f"an optimizer must train parameters of the model that is given, but {strangers} of "
-            f"its {len(own)} belong "
-            "to none of its modules; give the model itself in place of a function that makes one, "
-            "or "
-            "optimizer=lambda params, lr: ..."
+            f"an optimizer must train parameters of the model that is given, but {strangers} of its "
+            f"{len(own)} belong to none of its modules; give the model itself in place of a "
+            "function that makes one, or optimizer=lambda params, lr: ..."
         )
     base = base_lr(given)
     groups = []
@@ -385,8 +374,8 @@ class Accumulator:
     """True if the model is compiled in a mode that records CUDA graphs."""
     accumulated: int = 0
     """Batches since the last optimizer step."""
-    _cast: AbstractContextManager[Any] | None = field(default=None, init=False)
-    _unsynced: AbstractContextManager[None] | None = field(default=None, init=False)
+    _contexts: ExitStack = field(default_factory=ExitStack, init=False)
+    """Contexts of the batch that is under way."""
     _stage: _Stage = field(default=_Stage.OUTSIDE, init=False)
 
     def __enter__(self) -> Self:
@@ -405,24 +394,15 @@ class Accumulator:
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call] # torch
         is_last = self.accumulated + 1 >= self.steps
         if self.no_sync is not None and (self.exchanges_nothing or not is_last):
-            self._unsynced = self.no_sync()
-            self._unsynced.__enter__()
+            self._contexts.enter_context(self.no_sync())
         if self.autocast is not None:
-            self._cast = self.autocast()
-            self._cast.__enter__()
+            self._contexts.enter_context(self.autocast())
         self._stage = _Stage.FORWARD
         return self
 
     def __exit__(self, *raised: Any) -> None:
         self._stage = _Stage.OUTSIDE
-        cast = self._cast
-        self._cast = None
-        if cast is not None:
-            cast.__exit__(*raised)
-        unsynced = self._unsynced
-        self._unsynced = None
-        if unsynced is not None:
-            unsynced.__exit__(*raised)
+        self._contexts.__exit__(*raised)
 
     def backward(self, loss: Tensor, *, before_step: Callable[[], object] | None = None) -> bool:
         """Run the backward pass of a batch, and the optimizer step if one is due.
@@ -500,7 +480,7 @@ class Accumulator:
                 parameter.grad = copy
 
     def _without_autocast(self, loss: Tensor) -> None:
-        if self._cast is None:
+        if self.autocast is None:
             loss.backward()  # type: ignore[no-untyped-call] # torch
             return
         # Free the cast weights before the gradients need memory.
@@ -545,8 +525,7 @@ def prepared(
     if binding is not None and not can_bind(place):
         warnings.warn(
             "numa_binding has no effect: processes are bound to cores on Linux alone, with CUDA "
-            "and ROCm devices or "
-            "on the CPU",
+            "and ROCm devices or on the CPU",
             stacklevel=3,
         )
         binding = None
@@ -598,7 +577,8 @@ def arranged(
     if config.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload] # torch's stubs lack the keyword alone
     if config.strategy == "dp":
-        model = replicated(model, device, config.world_size)
+        first = device.index or 0
+        model = _DataParallel(model, device_ids=list(range(first, first + config.world_size)))
     elif config.strategy == "ddp":
         model = distributed(model, device, config.ddp or DdpConfig(), is_trial=is_trial)
     if not config.compile:

@@ -162,13 +162,12 @@ def take_module(module: Any, data: Any, optimizer: Any) -> Taken:
         raise ConfigError(
             "model: a LightningModule must optimize automatically, but automatic_optimization is "
             "False; give step= and "
-            "optimizer= beside it, or search with autotune run -- and your command"
+            "optimizer= with it, or search with autotune run -- and your command"
         )
     if trainer is not None and trainer.world_size > 1:
         raise ConfigError(
             f"model: a LightningModule whose Trainer has {trainer.world_size} processes can't be "
-            f"taken apart; search "
-            "with autotune run -- and your command"
+            "taken apart; search with autotune run -- and your command"
         )
     own = _apart(module)
     source = copy(data)
@@ -210,10 +209,9 @@ def _called(method: str, call: Callable[[], Any]) -> Any:
         raise
     except Exception as error:
         raise WorkloadError(
-            f"{method} of a LightningModule or its data must run outside of a Trainer's fit, but "
-            f"it raised "
-            f"{type(error).__name__}: {error}; give a DataLoader and optimizer=, or search with "
-            f"autotune run --"
+            f"{method} of a LightningModule or its data must run outside of a Trainer's fit, but it "
+            f"raised {type(error).__name__}: {error}; give a DataLoader and optimizer=, or search "
+            "with autotune run --"
         ) from error
 
 
@@ -231,9 +229,8 @@ def _loader(module: Any, data: Any) -> Any:
         data = (module if data is None else data).train_dataloader()
     if isinstance(data, Mapping | list | tuple) or type(data).__name__ == "CombinedLoader":
         raise ConfigError(
-            f"dataset: train_dataloader must return one DataLoader, but returned a "
-            f"{type(data).__name__}; give one, or "
-            "search with autotune run -- and your command"
+            "dataset: train_dataloader must return one DataLoader, but returned a "
+            f"{type(data).__name__}; give one, or search with autotune run -- and your command"
         )
     return data
 
@@ -242,14 +239,13 @@ def _optimizer(module: Any) -> Any:
     """Return the single optimizer of configure_optimizers, in any form that Lightning accepts."""
     made = module.configure_optimizers()
     if isinstance(made, list | tuple) and len(made) == 2 and isinstance(made[0], list):
-        made = made[0]  # beside the schedulers
+        made = made[0]  # without the schedulers
     entries = list(made) if isinstance(made, list | tuple) else [made]
     found = [entry["optimizer"] if isinstance(entry, Mapping) else entry for entry in entries]
     if len(found) != 1 or found[0] is None:
         raise ConfigError(
-            f"model: configure_optimizers must return one optimizer, but returned "
-            f"{len([*filter(None, found)])}; "
-            "search with autotune run -- and your command"
+            "model: configure_optimizers must return one optimizer, but returned "
+            f"{len([*filter(None, found)])}; search with autotune run -- and your command"
         )
     return inner_optimizer(found[0])
 
@@ -417,6 +413,17 @@ def _trainer_extras(trainer: Any) -> list[str]:
 # The framework of a call's arguments
 
 
+_DECIDED_BY_TRAINER = (
+    "dataset",
+    "accelerator",
+    "optimizer",
+    "loss",
+    "step",
+    "collate_fn",
+    "loader",
+)
+
+
 def take_apart(given: Mapping[str, Any]) -> Taken | None:
     """Take apart a framework's objects among the arguments of `search`; None without any.
 
@@ -427,18 +434,12 @@ def take_apart(given: Mapping[str, Any]) -> Taken | None:
     dataset = given["dataset"]
     accelerator = given["accelerator"]
     if _is_of(model, "transformers", "Trainer"):
-        _refuse_with(
-            given,
-            "a Trainer",
-            "dataset",
-            "accelerator",
-            "optimizer",
-            "loss",
-            "step",
-            "collate_fn",
-            "loader",
-        )
-
+        idle = [name for name in _DECIDED_BY_TRAINER if given.get(name) is not None]
+        if idle:
+            raise ConfigError(
+                f"{', '.join(idle)}: can't be combined with a Trainer, which decides that itself; "
+                f"leave it out"
+            )
         return take_trainer(model)
     if accelerator is not None:
         if not _is_of(accelerator, "accelerate", "Accelerator"):
@@ -448,7 +449,10 @@ def take_apart(given: Mapping[str, Any]) -> Taken | None:
             )
 
         return take_prepared(accelerator, model, dataset, given["optimizer"])
-    if _is_lightning(model, "LightningModule") and given["step"] is None and given["loss"] is None:
+    is_lightning = any(
+        _is_of(model, package, "LightningModule") for package in ("lightning", "pytorch_lightning")
+    )
+    if is_lightning and given["step"] is None and given["loss"] is None:
         return take_module(model, dataset, given["optimizer"])
     return None
 
@@ -459,15 +463,3 @@ def _is_of(value: object, package: str, name: str) -> bool:
     return any(
         kind.__name__ == name and kind.__module__.partition(".")[0] == package for kind in kinds
     )
-
-
-def _is_lightning(value: object, name: str) -> bool:
-    return _is_of(value, "lightning", name) or _is_of(value, "pytorch_lightning", name)
-
-
-def _refuse_with(given: Mapping[str, Any], what: str, *names: str) -> None:
-    idle = [name for name in names if given.get(name) is not None]
-    if idle:
-        raise ConfigError(
-            f"{', '.join(idle)}: can't be combined with {what}, which decides that itself; leave it out"
-        )

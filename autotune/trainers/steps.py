@@ -54,9 +54,7 @@ class TrainerStep(nn.Module):
         """Do what Trainer.train does before the first step."""
         self._is_begun = True
         trainer = self._trainer
-        place = next(
-            (parameter.device for parameter in self.model.parameters()), torch.device("cpu")
-        )
+        place = _device_of(self.model)
         for name, held in list(vars(trainer).items()):
             if isinstance(held, nn.Module | Tensor):  # a teacher, or the classes' weights
                 setattr(trainer, name, held.to(place))
@@ -113,7 +111,7 @@ class LightningLoop:
     @staticmethod
     def _begin(model: nn.Module) -> None:
         """Set the modules' device, as Lightning's `to` does, and discard logs."""
-        place = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        place = _device_of(model)
         for module in model.modules():
             if "_device" in vars(module):  # of Lightning's, also of a module within a module
                 vars(module)["_device"] = place
@@ -172,6 +170,10 @@ class Alone:
         """Discard a log."""
 
     print = wait_for_everyone = log
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 
 def _takes_index(method: Any) -> bool:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from copy import copy, deepcopy
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import partial
 from itertools import cycle, islice
 from math import sqrt
@@ -54,15 +54,31 @@ _REBUILT = frozenset({dict, list, tuple})
 
 
 class Held(NamedTuple):
-    """A batch that is kept to be trained on again."""
+    """A batch with its number of samples, as a worker sends it or as it is kept to be trained on again.
+
+    Torch pins the contents of a tuple.
+    """
 
     batch: Any
     samples: int
 
 
-def leaves_of(value: Any) -> Iterator[Any]:
-    """Return all leaves of a batch or sample, in order: tensors, arrays, numbers, texts, attributes."""
-    return _leaves(value, ())
+def leaves_of(value: Any, above: tuple[int, ...] = ()) -> Iterator[Any]:
+    """Yield all leaves of a batch or sample, in order: tensors, arrays, numbers, texts, attributes.
+
+    Args:
+        value: The batch, the sample, or a part of it.
+        above: Ids of the containers around a part, which are not entered again.
+    """
+    parts = None
+    # the depth guards against objects that reach half of a program
+    if len(above) <= 8 and id(value) not in above:
+        parts = _parts(value)
+    if parts is None:
+        yield value
+        return
+    for part in parts:
+        yield from leaves_of(part, (*above, id(value)))
 
 
 def tensors_of(batch: Any) -> list[Tensor]:
@@ -121,19 +137,6 @@ def resized(batch: Any, count: int, size: int) -> Any:
         return value[torch.arange(size) % count]
 
     return change(batch)
-
-
-def _leaves(value: Any, above: tuple[int, ...]) -> Iterator[Any]:
-    """Yield the leaves of a value; `above` holds the ids of its containers, which are not entered again."""
-    parts = None
-    # the depth guards against objects that reach half of a program
-    if len(above) <= 8 and id(value) not in above:
-        parts = _parts(value)
-    if parts is None:
-        yield value
-        return
-    for part in parts:
-        yield from _leaves(part, (*above, id(value)))
 
 
 def _parts(value: Any) -> list[Any] | None:
@@ -288,13 +291,6 @@ def size_counter(
     return _apart
 
 
-class CountedBatch(NamedTuple):
-    """A batch with its number of samples, as a worker sends them; torch pins the contents of a tuple."""
-
-    batch: Any
-    samples: int
-
-
 class Parts(NamedTuple):
     """The batch sampler and collate function of a loader."""
 
@@ -343,9 +339,9 @@ class _Counted:
 _OWN = frozenset({"counted", "_drawn"})
 
 
-def _with_count(collate: Callable[[Any], Any], samples: Any) -> CountedBatch:
+def _with_count(collate: Callable[[Any], Any], samples: Any) -> Held:
     """Return a collated batch with the number of samples passed to the collate function."""
-    return CountedBatch(collate(samples), len(samples))
+    return Held(collate(samples), len(samples))
 
 
 def length_of_batch(batch: Any) -> int:
@@ -367,9 +363,9 @@ def _apart(counted: Any) -> tuple[Any, int]:
     Raises:
         IndexError: It was collated before counting began.
     """
-    if type(counted) is not CountedBatch:
+    if type(counted) is not Held:
         raise IndexError
-    return counted.batch, counted.samples
+    return counted
 
 
 _Path = tuple[Callable[[Any], Any], ...]
@@ -390,15 +386,18 @@ class TokenCount:
         self._masked = 0
         self._real = 0
         self._is_lost = False
-        self.lengths = deque[int](maxlen=1000)
+        self._counted = list[tuple[int, int, int]]()
+        """Samples, rows and padded length of each batch."""
+
+    @property
+    def lengths(self) -> list[int]:
         """Padded lengths of the last batches."""
-        self._sums = _Sums()
+        return [length for _, _, length in self._counted[-1000:]]
 
     def begin_window(self) -> None:
         """Start counting from zero; from here on only shapes are read."""
         self._mask = None
-        self._sums = _Sums()
-        self.lengths.clear()
+        self._counted.clear()
 
     def add(self, batch: Any, samples: int) -> None:
         """Count a batch; one whose form differs from the first ends the count."""
@@ -411,8 +410,7 @@ class TokenCount:
         except (AttributeError, IndexError, KeyError, TypeError, ValueError):
             self._is_lost = True
             return
-        self.lengths.append(length)
-        self._sums.add(samples, rows, length)
+        self._counted.append((samples, rows, length))
         if mask is not None:
             self._masked += mask.numel()
             self._real += int((mask != 0).sum())
@@ -423,54 +421,35 @@ class TokenCount:
         A table of integers has two dimensions as well: tokens also have a name, lengths that vary,
         or padding.
         """
+        if self._is_lost or not self._counted:
+            return None
+        samples, rows, lengths = np.array(self._counted, dtype=np.float64).T
+        tokens = float(rows @ lengths)
+        if not samples.any() or not tokens:
+            return None
         padding = None
         if self._masked:
             padding = 1 - self._real / self._masked
-        sums = self._sums
-        if self._is_lost or not sums.samples or not sums.tokens:
+        shortest = int(lengths.min())
+        longest = int(lengths.max())
+        if not (self._has_name or shortest != longest or padding):
             return None
-        if not (self._has_name or sums.shortest != sums.longest or padding):
-            return None
+
+        # The standard error of a ratio of sums.
+        batches = len(self._counted)
+        mean = tokens / float(samples.sum())
+        relative_sd = None
+        if batches > 1:
+            residuals = samples * (lengths - mean)
+            relative_sd = sqrt(residuals @ residuals * batches / (batches - 1)) / tokens
         return Tokens(
-            per_sample=sums.tokens / sums.samples,
-            relative_sd=sums.relative_sd(),
-            batches=sums.batches,
-            shortest=sums.shortest,
-            longest=sums.longest,
+            per_sample=mean,
+            relative_sd=relative_sd,
+            batches=batches,
+            shortest=shortest,
+            longest=longest,
             padding=padding,
         )
-
-
-@dataclass(slots=True)
-class _Sums:
-    """Running sums over batches, from which the token figures are derived."""
-
-    batches: int = 0
-    samples: int = 0
-    tokens: int = 0
-    shortest: int = 2**63
-    longest: int = 0
-    moments: tuple[int, int, int] = (0, 0, 0)
-    """Sums of samples squared: alone, times the length, and times its square."""
-
-    def add(self, samples: int, rows: int, length: int) -> None:
-        self.batches += 1
-        self.samples += samples
-        self.tokens += rows * length
-        self.shortest = min(self.shortest, length)
-        self.longest = max(self.longest, length)
-        square = samples * samples
-        none, one, two = self.moments
-        self.moments = none + square, one + square * length, two + square * length * length
-
-    def relative_sd(self) -> float | None:
-        """Return the standard error of the mean tokens per sample, as a share of it: that of a ratio of sums."""
-        if self.batches < 2 or not self.tokens:
-            return None
-        mean = self.tokens / self.samples
-        none, one, two = self.moments
-        off = max(0.0, two - 2 * mean * one + mean * mean * none)
-        return sqrt(off * self.batches / (self.batches - 1)) / self.tokens
 
 
 def token_count(batch: Any, samples: int) -> TokenCount | None:
@@ -484,22 +463,19 @@ def token_count(batch: Any, samples: int) -> TokenCount | None:
         None if it has no integer tensor (batch, length).
     """
     try:
-        found = list(_paths(batch, (), 2))  # as deep as (inputs, targets) with a mapping as inputs
+        found = list(_paths(batch))
     except Exception:  # noqa: BLE001 - a batch of a user's own type may raise anything: then nobody knows its tokens
         return None
-    rows = [(path, names) for path, names, tensor in found if _is_tokens(tensor, samples, names)]
+    rows = [one for one in found if _is_tokens(one, samples)]
     if not rows:
         return None
 
     # Prefer the tensor that is called input_ids, and take a mask of its shape.
-    path, names = next((one for one in rows if one[1][-1:] == (_TOKENS,)), rows[0])
-    shape = _at(batch, path).shape
-    mask = None
-    for mask_path, mask_names, tensor in found:
-        if mask_names[-1:] == (_MASK,) and tensor.shape == shape:
-            mask = mask_path
-            break
-    return TokenCount(path, mask, has_name=names[-1:] == (_TOKENS,))
+    tokens = next((one for one in rows if one.name == _TOKENS), rows[0])
+    masks = (
+        one.path for one in found if one.name == _MASK and one.tensor.shape == tokens.tensor.shape
+    )
+    return TokenCount(tokens.path, next(masks, None), has_name=tokens.name == _TOKENS)
 
 
 def token_tensors(batch: Any, samples: int) -> tuple[Tensor, Tensor | None] | None:
@@ -521,9 +497,19 @@ def token_tensors(batch: Any, samples: int) -> tuple[Tensor, Tensor | None] | No
     return tokens, _at(batch, count._mask)  # noqa: SLF001 - its own module
 
 
-def _is_tokens(tensor: Tensor, samples: int, names: tuple[str, ...]) -> bool:
-    is_mask = bool(names) and _ANY_MASK in names[-1]
-    return tensor.ndim == 2 and tensor.dtype in _INTEGERS and len(tensor) == samples and not is_mask
+class _Found(NamedTuple):
+    """A tensor in a batch."""
+
+    path: _Path
+    name: str
+    """Its name; "" without one."""
+    tensor: Tensor
+
+
+def _is_tokens(found: _Found, samples: int) -> bool:
+    tensor = found.tensor
+    has_form = tensor.ndim == 2 and tensor.dtype in _INTEGERS and len(tensor) == samples
+    return has_form and _ANY_MASK not in found.name
 
 
 def _at(batch: Any, path: _Path) -> Any:
@@ -532,20 +518,17 @@ def _at(batch: Any, path: _Path) -> Any:
     return batch
 
 
-def _paths(value: Any, path: _Path, deeper: int) -> Iterator[tuple[_Path, tuple[str, ...], Tensor]]:
-    """Yield the tensors of a batch, each with its path and the names along it."""
-    for step, name, part in _steps(value):
-        names = (name,) if name else ()
-        if isinstance(part, Tensor):
-            yield (*path, step), names, part
-        elif deeper:
-            yield from _paths(part, (*path, step), deeper - 1)
+def _paths(value: Any, path: _Path = (), name: str = "") -> Iterator[_Found]:
+    """Yield the tensors of a batch, as deep as (inputs, targets) with a mapping as inputs."""
+    if isinstance(value, Tensor):
+        yield _Found(path, name, value)
+    elif len(path) < 3:
+        for step, part_name, part in _steps(value):
+            yield from _paths(part, (*path, step), part_name)
 
 
 def _steps(value: Any) -> list[tuple[Callable[[Any], Any], str, Any]]:
     """Return the parts of a value, each with its getter and its name."""
-    if isinstance(value, Tensor):
-        return [(_itself, "", value)]
     if isinstance(value, Mapping):
         return [(itemgetter(key), str(key), part) for key, part in value.items()]
     if is_dataclass(value) and not isinstance(value, type):
@@ -555,7 +538,3 @@ def _steps(value: Any) -> list[tuple[Callable[[Any], Any], str, Any]]:
         # 8 are enough: a list of a thousand rows is no batch with lengths
         return [(itemgetter(at), "", part) for at, part in enumerate(islice(value, 8))]
     return []
-
-
-def _itself(value: Any) -> Any:
-    return value

@@ -96,8 +96,7 @@ def build_dataset(workload: Workload) -> Any:
     if type(made).__module__.partition(".")[0] == "tensorflow":
         raise WorkloadFault(
             "a tf.data pipeline must come as autotune.TfData(build), so that its settings can be "
-            "tuned, but dataset is "
-            f"{_kind(made)}; pass TfData with the function that builds it"
+            f"tuned, but dataset is {_kind(made)}; pass TfData with the function that builds it"
         )
     try:
         data = inner_loader(made)
@@ -214,36 +213,24 @@ def _made(part: str, given: Any, rule: str, fits: Callable[[Any], bool]) -> Any:
         fits: Returns whether an object is of that kind.
 
     Raises:
-        WorkloadFault: It is of another kind.
+        WorkloadFault: It is of another kind, or can't be called without arguments.
     """
-    made = given if fits(given) else _called(part, given)
+    made = given
+    if not fits(given) and callable(given):
+        try:
+            inspect.signature(given).bind()
+        except ValueError:
+            pass  # a builtin has no signature
+        except TypeError as error:
+            raise WorkloadFault(
+                f"{part} must be callable without arguments, but {_kind(given)} is not ({error})"
+            ) from error
+        made = given()
     if not fits(made):
         raise WorkloadFault(
             f"{part} must {rule} a callable that returns one, but got {_kind(made)}"
         )
     return made
-
-
-def _called(part: str, factory: Any) -> Any:
-    """Return the result of the user's factory for a part.
-
-    Raises:
-        WorkloadFault: It can't be called, or not without arguments.
-    """
-    if not callable(factory):
-        raise WorkloadFault(
-            f"{part} must be an object of its kind or a callable that returns one, but got "
-            f"{_kind(factory)}"
-        )
-    try:
-        inspect.signature(factory).bind()
-    except TypeError as error:
-        raise WorkloadFault(
-            f"{part} must be callable without arguments, but {_kind(factory)} is not ({error})"
-        ) from error
-    except ValueError:
-        return factory()  # a builtin has no signature
-    return factory()
 
 
 def _resolve(part: str, ref: Ref) -> Any:
@@ -253,11 +240,10 @@ def _resolve(part: str, ref: Ref) -> Any:
     value: Any = _module_from_file(part, place, ref) if is_file else _module_by_name(part, place)
     for name in names.split("."):
         if not hasattr(value, name):
-            near = get_close_matches(name, dir(value), n=1)
-            hint = ""
-            if near:
-                hint = f"; did you mean {near[0]!r}?"
-            raise WorkloadFault(f"workload.{part}: {place} has no attribute {name!r}{hint}")
+            hints = [f"; did you mean {near!r}?" for near in get_close_matches(name, dir(value), 1)]
+            raise WorkloadFault(
+                f"workload.{part}: {place} has no attribute {name!r}{''.join(hints)}"
+            )
         value = getattr(value, name)
     return value
 

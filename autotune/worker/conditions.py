@@ -16,7 +16,7 @@ from itertools import pairwise
 from math import fsum
 from pathlib import Path
 from time import perf_counter
-from typing import TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import psutil
 import torch
@@ -37,9 +37,10 @@ from autotune.records.measurement import (
     ThrottleReason,
 )
 from autotune.worker import nvml
-from autotune.worker.device import Device, tf32_overrides
+from autotune.worker.device import Device, process_tree, tf32_overrides
 from autotune.worker.nvml import (
     GPM_LEAST_S,
+    THROTTLE_COUNTERS,
     EdgeReading,
     Gpu,
     GpuSample,
@@ -59,28 +60,16 @@ def open_memory_watch(device: Device) -> Iterator[MemoryWatch]:
     Open it once the workers run and before the warm-up: listing the processes of a machine takes
     milliseconds, in which the queue fills.
     """
-    watch = MemoryWatch(device, _open_statm())
+    watch = MemoryWatch(device)
+    try:
+        for process in process_tree():
+            watch.statm.append(os.open(f"/proc/{process.pid}/statm", os.O_RDONLY))
+    except (OSError, psutil.Error):  # the system has no such files, or a process has ended
+        watch.leave_host()
     try:
         yield watch
     finally:
         watch.leave_host()
-
-
-def _open_statm() -> list[int]:
-    """Open the memory counters of this process and all its children; [] if the system has none."""
-    opened = list[int]()
-    try:
-        own = psutil.Process()
-        for process in (own, *own.children(recursive=True)):
-            opened.append(os.open(f"/proc/{process.pid}/statm", os.O_RDONLY))
-    except (OSError, psutil.Error):
-        _close(opened)
-    return opened
-
-
-def _close(files: list[int]) -> None:
-    while files:
-        os.close(files.pop())
 
 
 @dataclass(slots=True)
@@ -94,13 +83,15 @@ class MemoryWatch:
     """
 
     device: Device
-    _statm: list[int]
+    statm: list[int] = field(default_factory=list)
     """Descriptors of this process and its loader workers; [] once one of them is gone. They stay
     open: opening, reading and closing each file takes nine system calls instead of one, and over
     ten times as long. Each call releases the GIL, which a pin-memory thread may then keep from the
     training loop."""
-    _host: list[tuple[int, int]] = field(default_factory=list)
-    _on_device: list[tuple[int, int]] = field(default_factory=list)
+    _held: dict[Literal["host", "device"], list[tuple[int, int]]] = field(
+        default_factory=lambda: {"host": [], "device": []}
+    )
+    """Batches so far and bytes in use after each block, by the kind of memory."""
     _batches: int = 0
     _begun: float = 0.0
     """Time of perf_counter when the first block had ended; 0 before that."""
@@ -112,33 +103,29 @@ class MemoryWatch:
         self._latest = perf_counter()
         self._begun = self._begun or self._latest
         self._batches += block.batches
-        resident = self._private_bytes()
-        if resident is not None:
-            self._host.append((self._batches, resident))
-        allocated = self.device.allocated_bytes()
-        if allocated is not None:
-            self._on_device.append((self._batches, allocated))
+        held = self._private_bytes(), self.device.allocated_bytes()
+        for readings, held_bytes in zip(self._held.values(), held, strict=True):
+            if held_bytes is not None:
+                readings.append((self._batches, held_bytes))
 
     def growth(self) -> tuple[MemoryGrowth, ...]:
         """Return the growth of each kind of memory that has enough readings so far."""
         passed_s = self._latest - self._begun
-        found = (
-            growth_of("host", self._host, passed_s),
-            growth_of("device", self._on_device, passed_s),
-        )
+        found = (growth_of(kind, held, passed_s) for kind, held in self._held.items())
         return tuple(filter(None, found))
 
     def leave_host(self) -> None:
         """Close the counters of processes; host memory is no longer read."""
-        _close(self._statm)
+        while self.statm:
+            os.close(self.statm.pop())
 
     def _private_bytes(self) -> int | None:
         """Return resident memory without files and shared memory. Source: man 5 proc, /proc/pid/statm."""
-        if not self._statm:
+        if not self.statm:
             return None
         pages = 0
         try:
-            for descriptor in self._statm:
+            for descriptor in self.statm:
                 # seven numbers of at most 20 digits (man 5 proc)
                 _, resident, shared, *_ = os.pread(descriptor, 256, 0).split()
                 pages += int(resident) - int(shared)
@@ -158,11 +145,10 @@ _PROCESS_TIMES = slice(11, 15)
 """utime, stime, cutime and cstime, counted from the state. Source: man 5 proc, /proc/pid/stat."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Reading:
-    """CPU time since boot, in seconds."""
+class _Reading(NamedTuple):
+    """Time and CPU times since boot, in seconds, by the fields of `HostLoad`."""
 
-    at_s: float
+    seconds: float
     busy_s: float
     stolen_s: float
     own_s: float
@@ -198,18 +184,11 @@ class HostLoadProbe:
         """Read the second edge, after the clock has stopped; None if the kernel does not report the load."""
         first = self._first
         last = self._read()
-        if first is None or last is None or last.at_s <= first.at_s:
+        if first is None or last is None:
             return None
-        return HostLoad(
-            seconds=last.at_s - first.at_s,
-            cores=self._cores,
-            reachable_cores=len(self._reachable),
-            busy_s=max(0.0, last.busy_s - first.busy_s),
-            own_s=max(0.0, last.own_s - first.own_s),
-            stolen_s=max(0.0, last.stolen_s - first.stolen_s),
-            group_s=_difference(first.group_s, last.group_s),
-            pressure_s=_difference(first.pressure_s, last.pressure_s),
-        )
+        cores = {"cores": self._cores, "reachable_cores": len(self._reachable)}
+        spent = dict(zip(_Reading._fields, map(_difference, first, last), strict=True))
+        return HostLoad.model_validate(cores | spent)
 
     def _read(self) -> _Reading | None:
         """Return the counters now; None if this system has none."""
@@ -218,7 +197,7 @@ class HostLoadProbe:
         with suppress(OSError, ValueError, IndexError):
             busy, stolen = _ticks_of_cores(self._reachable)
             return _Reading(
-                at_s=perf_counter(),
+                seconds=perf_counter(),
                 busy_s=busy * self._tick_s,
                 stolen_s=stolen * self._tick_s,
                 own_s=_ticks_of_tree("self") * self._tick_s,
@@ -302,18 +281,6 @@ _METRICS = {"sm_fraction": 2, "sm_occupancy": 3, "tensor_fraction": 5, "dram_fra
 DRAM_BW_UTIL."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Busyness:
-    """Utilization of the device during a window."""
-
-    reading: BusyReading
-    """The best reading: GPM's, else NVML's if its samples cover the window, else the loop's
-    waits."""
-    readings: tuple[BusyReading, ...]
-    """The reading of each available source, the best first."""
-    fullness: Fullness | None
-
-
 class BusyProbe:
     """Reads how busy and how full the devices are between `start` and `stop`.
 
@@ -336,12 +303,15 @@ class BusyProbe:
         """Begin at the window's first edge."""
         self._probes = [_Probe(gpu) for gpu in self._gpus]
 
-    def stop(self, data_wait_fraction: float) -> Busyness:
+    def stop(self, data_wait_fraction: float) -> tuple[tuple[BusyReading, ...], Fullness | None]:
         """Return the utilization since `start`.
 
         Args:
-            data_wait_fraction: Share of the window that the loop waited for data, used if no other
-                source is available.
+            data_wait_fraction: Share of the window that the loop waited for data.
+
+        Returns:
+            The reading of each available source, the best first: GPM's, NVML's if its samples cover
+                the window, the loop's waits. And how full the least busy device was.
         """
         ended = [probe.stop() for probe in self._probes]
         all_shares = [shares for shares, _ in ended]
@@ -351,7 +321,7 @@ class BusyProbe:
             BusyReading(fraction=1.0 - data_wait_fraction, source=WAIT_SOURCE),
         )
         least_busy = min(all_shares, key=lambda shares: shares.get(_BUSY, 1.0), default={})
-        return Busyness(reading=readings[0], readings=readings, fullness=_fullness(least_busy))
+        return readings, _fullness(least_busy)
 
 
 class _Probe:
@@ -433,13 +403,6 @@ _REASONS: dict[int, ThrottleReason] = {
 }
 """Reason by bit. Left out: an idle GPU, clocks that were set, sync boost and displays, which do not
 lower the clock because of the workload."""
-_COUNTED: dict[int, ThrottleReason] = {
-    74: "power_cap",
-    269: "thermal",
-    270: "thermal",
-    271: "power_brake",
-}
-"""Reason by the number of the driver's counter; see nvml.py."""
 _LEAST_THROTTLED = 0.01
 """Least share of a window with a lowered clock that is worth a note. Source: our own convention."""
 
@@ -540,7 +503,8 @@ class ConditionsProbe:
     def _conditions(self, gpu: Gpu, first: EdgeReading, last: EdgeReading) -> DeviceConditions:
         """Return the conditions of one GPU from its readings at both edges."""
         before = self._before.get(gpu.uuid, DeviceConditions())
-        energy_j = _energy_j(first, last)
+        # none if the counter stood still or was reset
+        energy_j = _difference(first.energy_j, last.energy_j) or None
         return DeviceConditions(
             sm_clock_mhz=_pair(first.sm_clock_mhz, last.sm_clock_mhz),
             max_sm_clock_mhz=nvml.max_sm_clock_mhz(gpu),
@@ -561,16 +525,9 @@ def _pair(first: int | None, last: int | None) -> tuple[int, int] | None:
     return first, last
 
 
-def _energy_j(first: EdgeReading, last: EdgeReading) -> float | None:
-    """Return the energy between the edges; None if its counter stood still or was reset."""
-    if first.energy_j is None or last.energy_j is None or last.energy_j <= first.energy_j:
-        return None
-    return last.energy_j - first.energy_j
-
-
 def _power_w(first: EdgeReading, last: EdgeReading, energy_j: float | None) -> float | None:
     """Return the mean power: from the energy if known, else from the readings at the edges."""
-    if energy_j is not None and last.at_s > first.at_s:
+    if energy_j is not None:
         return energy_j / (last.at_s - first.at_s)
     if first.power_w is None or last.power_w is None:
         return None
@@ -588,9 +545,8 @@ def _seen(edge: EdgeReading) -> set[ThrottleReason]:
 def _counted(first: EdgeReading, last: EdgeReading) -> set[ThrottleReason]:
     """Return the reasons that the driver counted between the edges for more than a moment."""
     least_ns = max(1, _LEAST_THROTTLED * (last.at_s - first.at_s) * 1e9)
-    reasons = set[ThrottleReason]()
-    for number, before in first.throttled_ns.items():
-        throttled_ns = last.throttled_ns.get(number, 0) - before
-        if number in _COUNTED and throttled_ns >= least_ns:
-            reasons.add(_COUNTED[number])
-    return reasons
+    return {
+        THROTTLE_COUNTERS[number]
+        for number, before in first.throttled_ns.items()
+        if last.throttled_ns.get(number, 0) - before >= least_ns
+    }

@@ -68,7 +68,7 @@ def bytes_from_disk() -> int:
 
 def reset_tree_peak() -> None:
     """Start a new memory peak for this process and all below it. Source: man 5 proc, /proc/pid/clear_refs."""
-    for process in _process_tree():
+    for process in process_tree():
         with suppress(OSError):
             Path(f"/proc/{process.pid}/clear_refs").write_text("5")
 
@@ -85,7 +85,7 @@ def tree_peak() -> tuple[int, str]:
         Bytes, and the name of the figure.
     """
     total = 0
-    for process in _process_tree():
+    for process in process_tree():
         with suppress(psutil.Error):
             full = process.memory_full_info()
             total += int(getattr(full, "pss", full.uss)) + _above_present_bytes(process.pid)
@@ -93,7 +93,8 @@ def tree_peak() -> tuple[int, str]:
     return total, f"{kind} of the process tree"
 
 
-def _process_tree() -> list[psutil.Process]:
+def process_tree() -> list[psutil.Process]:
+    """Return this process and all below it."""
     own = psutil.Process()
     return [own, *own.children(recursive=True)]
 
@@ -132,7 +133,7 @@ class Device:
     torch_device: torch.device
     """The first device, which batches go to."""
     kind: DeviceKind
-    beside: tuple[torch.device, ...] = ()
+    further: tuple[torch.device, ...] = ()
     """The further devices that strategy dp splits a batch over."""
     limit_bytes: int | None = None
     """Memory that may be in use on each device, by all processes; None: no limit."""
@@ -142,7 +143,7 @@ class Device:
     @property
     def devices(self) -> tuple[torch.device, ...]:
         """All devices that the process trains on."""
-        return (self.torch_device, *self.beside)
+        return (self.torch_device, *self.further)
 
     @property
     def module(self) -> Any:
@@ -333,13 +334,12 @@ def open_device(
     if last >= there_are:
         raise DeviceError(
             f"device {device.type}:{last} was asked for, but there are {there_are} here; name one "
-            f"below "
-            f"{device.type}:{there_are}"
+            f"below {device.type}:{there_are}"
         )
-    own, *beside = (torch.device(device.type, index) for index in range(first, last + 1))
+    own, *further = (torch.device(device.type, index) for index in range(first, last + 1))
     if hasattr(module, "set_device"):  # torch.mps has one device and no such function
         module.set_device(own)
-    return Device(own, _kind_of(own), beside=tuple(beside), limit_bytes=limit_bytes, note=note)
+    return Device(own, _kind_of(own), further=tuple(further), limit_bytes=limit_bytes, note=note)
 
 
 def opened_device() -> Device | None:
@@ -522,12 +522,11 @@ def _ask_torch() -> tuple[bool, str | None]:
         is_available = torch.accelerator.is_available()
     for warning in caught:
         warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-    for warning in caught:
-        message = str(warning.message)
-        if message:
-            first_line = message.splitlines()[0]
-            return is_available, first_line.partition(" (Triggered internally")[0].strip()
-    return is_available, None
+    messages = [str(warning.message) for warning in caught if str(warning.message)]
+    if not messages:
+        return is_available, None
+    first_line = messages[0].splitlines()[0]
+    return is_available, first_line.partition(" (Triggered internally")[0].strip()
 
 
 def _variables(maker: str) -> list[str]:

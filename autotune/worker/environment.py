@@ -9,12 +9,10 @@ import os
 import platform
 from contextlib import suppress
 from importlib import metadata
-from pathlib import Path
 
 import torch
 
 from autotune.apply.cores import (
-    SYS,
     Nodes,
     allowed_cores,
     allowed_nodes,
@@ -100,7 +98,7 @@ def _device_names(device: Device) -> tuple[str, ...]:
     )
 
 
-def _device_nodes(device: Device, nodes: Nodes, root: Path = SYS) -> tuple[int, ...]:
+def _device_nodes(device: Device, nodes: Nodes) -> tuple[int, ...]:
     """Return the position of each device's NUMA node among these; -1 if unknown or not among them."""
     if device.kind not in {"cuda", "rocm"} or not nodes:
         return ()
@@ -108,12 +106,8 @@ def _device_nodes(device: Device, nodes: Nodes, root: Path = SYS) -> tuple[int, 
     places = {node: place for place, node in enumerate(nodes)}
     found = list[int]()
     for index in range(device.module.device_count()):
-        place = -1
-        address = pci_address(torch.device(kind, index))
-        if address is not None:
-            node = node_of_pci(address, nodes, root)
-            place = -1 if node is None else places.get(node, -1)
-        found.append(place)
+        node = node_of_pci(pci_address(torch.device(kind, index)), nodes)
+        found.append(-1 if node is None else places.get(node, -1))
     return tuple(found)
 
 

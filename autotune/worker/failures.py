@@ -129,13 +129,10 @@ def _kinds_of(name: str) -> tuple[str, ...]:
 # torch passes on their first lines: c10/cuda/CUDAException.cpp, c10_cuda_check_implementation.
 _LOST = (
     "an illegal memory access was encountered|device-side assert triggered|unspecified launch "
-    "failure"
-    "|misaligned address|an illegal instruction was encountered|invalid program counter|hardware "
-    "stack error"
-    "|operation not supported on global/shared address space|the launch timed out and was "
-    "terminated"
-    "|uncorrectable ECC error encountered|[Ii]nvalid access of peer GPU memory over nvlink or a "
-    "hardware error"
+    "failure|misaligned address|an illegal instruction was encountered|invalid program "
+    "counter|hardware stack error|operation not supported on global/shared address space|the "
+    "launch timed out and was terminated|uncorrectable ECC error encountered|[Ii]nvalid access of "
+    "peer GPU memory over nvlink or a hardware error"
 )
 _FAILURE = re.compile(
     rf"(CUDA|HIP)( driver)? error: ({_LOST})"
@@ -166,7 +163,7 @@ def block_launches() -> None:
 
 def launches_block() -> bool:
     """Return whether each launch waits for its kernel, so that an error's location is exact."""
-    return any(os.environ.get(name) == value for name, value in _BLOCKING.values())
+    return any(map(blocking_variable, _BLOCKING))
 
 
 def blocking_variable(kind: str) -> str | None:

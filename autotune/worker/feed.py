@@ -608,15 +608,10 @@ def _shut_down_quietly(shut_down: Callable[[], None]) -> None:
 
 def _empty_epoch(loader: DataLoader[Any] | TfLoader) -> WorkloadFault:
     """Return the fault of an epoch without batches."""
+    remedy = "drop_last: false"
     if isinstance(loader, TfLoader):
-        return WorkloadFault(
-            "an epoch must hold at least one batch, but the tf.data pipeline came to its end "
-            "without any (batch_size="
-            f"{loader.batch_size}); use a smaller micro_batch_size, or batch without drop_remainder"
-        )
+        remedy = "batch without drop_remainder"
     return WorkloadFault(
         f"an epoch must hold at least one batch, but the loader came to its end without any "
-        f"(batch_size="
-        f"{loader.batch_size}, drop_last={loader.drop_last}); use a smaller micro_batch_size or "
-        f"drop_last: false"
+        f"(batch_size={loader.batch_size}); use a smaller micro_batch_size, or {remedy}"
     )

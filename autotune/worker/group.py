@@ -99,8 +99,7 @@ def open_group(job: TrialJob, rank: int, device: Device) -> Group:
     ):
         raise DeviceError(
             f"strategy ddp needs a torch with the backend {backend} for {device.kind}, but torch "
-            f"{torch.__version__} "
-            "has none; set strategy: single"
+            f"{torch.__version__} has none; set strategy: single"
         )
     size = job.config.world_size
     part = job.part

@@ -72,10 +72,9 @@ def refuse_budget(config: TrainingConfig) -> None:
     """
     if config.max_tokens is not None:
         raise WorkloadFault(
-            f"baseline.max_tokens needs a batch sampler with a parameter of that name, but got "
-            f"{config.max_tokens} and "
-            "no such sampler; leave it out, or give workload.batch_sampler as "
-            "batch_sampler(dataset, max_tokens)"
+            "baseline.max_tokens needs a batch sampler with a parameter of that name, but got "
+            f"{config.max_tokens} and no such sampler; leave it out, or give workload.batch_sampler "
+            "as batch_sampler(dataset, max_tokens)"
         )
 
 
@@ -167,14 +166,14 @@ def build_loader(
     if isinstance(data, TfData):
         return _tf_loader(workload, data, config)
 
-    # Copy the user's loader, or make one for the dataset.
-    if isinstance(data, DataLoader):
-        loader = _like(data, workload, config, group)
-    else:
-        kwargs = {**config.loader_settings, **_sampling(workload, data, config, group)}
-        loader = DataLoader(
-            data, **kwargs, collate_fn=workload.collate_fn, worker_init_fn=workload.worker_init_fn
+    # Copy the user's loader, or a plain one of the dataset.
+    if not isinstance(data, DataLoader):
+        has_own_order = (
+            is_stream(data) or workload.sampler is not None or workload.batch_sampler is not None
         )
+        shuffles = workload.shuffle and not has_own_order
+        data = DataLoader(data, shuffle=shuffles, drop_last=workload.drop_last)
+    loader = _like(data, workload, config, group)
     loader.worker_init_fn = limited(loader.worker_init_fn, config.worker_threads)
     if config.num_workers == 0:
         return loader
@@ -232,30 +231,6 @@ def set_sampler_epoch(sampler: Any, epoch: int) -> None:
     set_epoch = getattr(sampler, "set_epoch", None)
     if callable(set_epoch):
         set_epoch(epoch)
-
-
-def _sampling(
-    workload: Workload, dataset: Any, config: TrainingConfig, group: Group
-) -> dict[str, Any]:
-    """Return the DataLoader arguments that decide which items come, in which order and which batches."""
-    if workload.batch_sampler is not None:
-        made = made_batches(workload.batch_sampler, dataset, config)
-        return {"batch_sampler": _shared(made, group)}
-    batches: dict[str, Any] = {
-        "batch_size": config.loader_batch_size,
-        "drop_last": workload.drop_last,
-    }
-    if is_stream(dataset):
-        return batches
-    if workload.sampler is not None:
-        batches["sampler"] = _drawn(workload.sampler, dataset, group)
-    elif group.size > 1:
-        batches["sampler"] = DistributedSampler(
-            dataset, group.size, group.rank, workload.shuffle, drop_last=workload.drop_last
-        )
-    else:
-        batches["shuffle"] = workload.shuffle
-    return batches
 
 
 def _like(

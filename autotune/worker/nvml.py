@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from autotune.records.measurement import ThrottleReason
+
 GPM_LEAST_S = 0.1
 """Seconds between two samples of GPM, which updates them no sooner. Source: nvmlGpmMetricsGet."""
 
@@ -28,10 +30,15 @@ _UTILIZATION_SAMPLES = 1  # NVML_GPU_UTILIZATION_SAMPLES
 _MEMORY_V2 = 0x02000028  # nvmlMemory_v2
 _METRICS_VERSION = 1  # NVML_GPM_METRICS_GET_VERSION
 _MIG_ENABLED = 1  # NVML_DEVICE_MIG_ENABLE
-_THROTTLED_NS = (74, 269, 270, 271)
-"""NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_POWER_CAP, _SW_THERM_SLOWDOWN, _HW_THERM_SLOWDOWN and
-_HW_POWER_BRAKE_SLOWDOWN: nanoseconds for which each has lowered the clock. Numbers, since an older
-pynvml lacks the names."""
+THROTTLE_COUNTERS: dict[int, ThrottleReason] = {
+    74: "power_cap",
+    269: "thermal",
+    270: "thermal",
+    271: "power_brake",
+}
+"""Reason by the number of the driver's counter of nanoseconds for which it has lowered the clock:
+NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_POWER_CAP, _SW_THERM_SLOWDOWN, _HW_THERM_SLOWDOWN and
+_HW_POWER_BRAKE_SLOWDOWN."""
 
 _REFUSED = object()
 _OLDER_NAMES = {
@@ -167,27 +174,19 @@ def visible_gpu(index: int) -> Gpu | None:
     """Return NVML's view of the device that CUDA will give a number, before CUDA is initialized.
 
     CUDA_VISIBLE_DEVICES is parsed by torch, which does so to count devices before a fork; the
-    answer is None if torch lacks that function. CUDA may number different GPU models in another
-    order (CUDA_DEVICE_ORDER), and a GPU split by MIG by its instances: compare UUIDs once the
-    device is open. Source: torch/cuda/__init__.py, _parse_visible_devices and _device_count_nvml.
+    answer is None if torch lacks that function, and for a UUID that is abbreviated. CUDA may number
+    different GPU models in another order (CUDA_DEVICE_ORDER), and a GPU split by MIG by its
+    instances: compare UUIDs once the device is open. Source: torch/cuda/__init__.py,
+    _parse_visible_devices and _device_count_nvml.
     """
     visible: Sequence[int | str] = getattr(torch.cuda, "_parse_visible_devices", tuple)()
     if index >= len(visible):
         return None
     named = visible[index]
     if isinstance(named, str):
-        return gpu_with_uuid(named) or _gpu_that_begins_with(named)
+        return gpu_with_uuid(named)
     _does("nvmlInit")
     return gpu_with_uuid(_uuid_at(named))
-
-
-def _gpu_that_begins_with(prefix: str) -> Gpu | None:
-    """Return the only GPU whose UUID starts with a prefix, as CUDA does; None if several do."""
-    uuids = [_uuid_at(index) for index in range(gpu_count())]
-    fitting = [uuid for uuid in uuids if uuid.startswith(prefix)]
-    if len(fitting) != 1:
-        return None
-    return gpu_with_uuid(fitting[0])
 
 
 def _uuid_at(index: int) -> str:
@@ -237,7 +236,7 @@ def read_edge(gpu: Gpu) -> EdgeReading:
 
 
 def _throttled_ns(handle: Any) -> dict[int, int]:
-    values = _ask("nvmlDeviceGetFieldValues", handle, _THROTTLED_NS)
+    values = _ask("nvmlDeviceGetFieldValues", handle, tuple(THROTTLE_COUNTERS))
     return {value.fieldId: value.value.ullVal for value in values or () if value.nvmlReturn == 0}
 
 

@@ -70,14 +70,12 @@ def infer_step(workload: Workload, batch: Any) -> Step:
         )
     if isinstance(batch, Mapping):
         raise WorkloadFault(
-            f"loss(outputs, targets) needs a batch (inputs, targets), but got {_form(batch)}; "
-            f"leave loss out where the "
-            f"model returns it, or {_ADVICE}"
+            f"loss(outputs, targets) needs a batch (inputs, targets), but got {_form(batch)}; leave "
+            f"loss out where the model returns it, or {_ADVICE}"
         )
     raise WorkloadFault(
         "without step, a batch must be a mapping (passed to the model as keywords) or a pair "
-        "(inputs, target tensor), "
-        f"but got {_form(batch)}; {_ADVICE}"
+        f"(inputs, target tensor), but got {_form(batch)}; {_ADVICE}"
     )
 
 
@@ -284,8 +282,7 @@ def _mse(outputs: Tensor, targets: Tensor) -> Tensor:
     if not isinstance(outputs, Tensor) or outputs.numel() != targets.numel():
         raise WorkloadFault(
             f"for floating targets of shape {tuple(targets.shape)} the model must return as many "
-            f"values, "
-            f"but returned {_shape(outputs)}; pass loss= or step="
+            f"values, but returned {_shape(outputs)}; pass loss= or step="
         )
     return functional.mse_loss(outputs, targets.reshape(outputs.shape).to(outputs.dtype))
 

@@ -118,9 +118,8 @@ def _refuse_repeated(dataset: Any, batch: Any, group: Group) -> None:
     if group.size > 1 and is_stream(dataset) and group.is_equal(batch_fingerprint(batch)):
         raise WorkloadFault(
             f"an iterable dataset must share its items out among ranks, but all {group.size} got "
-            f"the same first batch; "
-            "shard it by the environment's RANK and WORLD_SIZE, which are set in groups alone, or "
-            "set strategy: single"
+            "the same first batch; shard it by the environment's RANK and WORLD_SIZE, which are "
+            "set in groups alone, or set strategy: single"
         )
 
 
@@ -216,7 +215,7 @@ def measure(
     stopped = tuple(stops.stop())
     ddp = run.trainer.config.ddp
     waited = wait_fraction(window)
-    busyness = busy.stop(waited)
+    busy_readings, fullness = busy.stop(waited)
     found = conditions.stop()
     ineffective = () if ddp is None else without_effect_here(ddp)
     memory = device.peak_memory(retries)
@@ -226,10 +225,10 @@ def measure(
     return Measurement(
         samples_per_s=throughput.value,
         samples_per_s_ci=(throughput.low, throughput.high),
-        busy_fraction=busyness.reading.fraction,
-        busy_source=busyness.reading.source,
-        busy_readings=busyness.readings,
-        fullness=busyness.fullness,
+        busy_fraction=busy_readings[0].fraction,
+        busy_source=busy_readings[0].source,
+        busy_readings=busy_readings,
+        fullness=fullness,
         conditions=found,
         host_load=host.stop(),
         data_wait_fraction=waited,
@@ -277,9 +276,8 @@ def longest_after_s(measurement: Measurement, config: TrainingConfig) -> float:
         measurement: The window's measurement: longer steps take more time.
         config: The trial's settings.
     """
-    blocks = measurement.blocks
-    batch_s = sum(block.seconds for block in blocks) / sum(block.batches for block in blocks)
-    return _LONGEST_AFTER_S + _STEPS_AFTER * config.grad_accum_steps * batch_s
+    step_s = config.grad_accum_steps * measurement.window.batch_s
+    return _LONGEST_AFTER_S + _STEPS_AFTER * step_s
 
 
 @contextmanager
@@ -300,7 +298,11 @@ def ended_when_stuck(longest_s: float, report: Path) -> Iterator[None]:
                 faulthandler.dump_traceback()
             # the user's code may have overwritten it
             with suppress(OSError, ValueError, RunFolderError):
-                _write_after_s(report, perf_counter() - begun)
+                kept = read_model(report, RankReport)
+                if kept.result.measurement is not None:
+                    after = {"after_s": perf_counter() - begun}  # time in which the process hung
+                    measurement = kept.result.measurement.model_copy(update=after)
+                    write_model(report, kept.with_result(measurement=measurement))
         finally:
             os._exit(0)
 
@@ -311,11 +313,3 @@ def ended_when_stuck(longest_s: float, report: Path) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
-
-
-def _write_after_s(report: Path, after_s: float) -> None:
-    """Write the seconds since the window into the kept report: time in which the process hung."""
-    kept = read_model(report, RankReport)
-    if kept.result.measurement is not None:
-        measurement = kept.result.measurement.model_copy(update={"after_s": after_s})
-        write_model(report, kept.with_result(measurement=measurement))

@@ -15,7 +15,7 @@ from functools import partial
 from math import ceil, inf, isfinite, log2
 from statistics import median
 from time import perf_counter
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -56,44 +56,38 @@ class Launched:
     """Seconds of restarts that are split off; the device is idle at both of their ends."""
     loss: Any
     """Loss of the last batch, on the device."""
-    made: MadeReadings | None = None
-    """The loader's count of samples made; None if it has none."""
+    made_before: MadeReading | None = None
+    """The loader's count before the first batch was asked for; None if it has none."""
+    made_after: MadeReading | None = None
+    """The count after the last batch was launched."""
+    made_apart: int = 0
+    """Samples made in restarts that are split off."""
 
-
-@dataclass(frozen=True, slots=True)
-class MadeReadings:
-    """Two readings of the samples that a loader's workers have made, taken by the host."""
-
-    begun: float
-    """Time of perf_counter of the first reading, before the block's first batch was asked for."""
-    at_begin: int
-    ended: float
-    """Time of perf_counter of the last reading, after the block's last batch was launched."""
-    at_end: int
-    apart: int = 0
-    """Samples made between the two readings in restarts that are split off."""
-
-    def since(self, before: MadeReadings | None) -> MadeReadings:
-        """Return these readings, starting at the end of the previous block if there is one."""
-        if before is None:
-            return self
-        return replace(self, begun=before.ended, at_begin=before.at_end)
-
-    def within(self, seconds: float, apart_s: float) -> float | None:
-        """Return the samples made in a block, at the throughput that the host saw without restarts.
+    def made(self, seconds: float) -> float | None:
+        """Return the samples made in this block, at the throughput that the host saw without restarts.
 
         Args:
             seconds: Seconds of the block, without restarts.
-            apart_s: Seconds between the two readings that belong to restarts.
 
         Returns:
-            None if a script has replaced its loader, whose count starts at 0 again.
+            None if the loader has no count, or if a script has replaced its loader, whose count
+                starts at 0 again.
         """
-        host_s = self.ended - self.begun - apart_s
-        made = self.at_end - self.at_begin - self.apart
-        if host_s <= 0 or made < 0:
+        if self.made_before is None or self.made_after is None:
             return None
-        return made * seconds / host_s
+        host_s = self.made_after.at - self.made_before.at - self.apart_s
+        samples = self.made_after.samples - self.made_before.samples - self.made_apart
+        if host_s <= 0 or samples < 0:
+            return None
+        return samples * seconds / host_s
+
+
+class MadeReading(NamedTuple):
+    """A reading of the samples that a loader's workers have made, taken by the host."""
+
+    at: float
+    """Time of perf_counter."""
+    samples: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +128,7 @@ class DrainedEdges:
         self.device.synchronize()
         spent_s = perf_counter() - launched.begun
         seconds = max(spent_s - launched.apart_s, _LEAST_S)
-        return _stretch(
-            launched, launched.made, seconds, spent_s, float(launched.loss), most_wait_s=seconds
-        )
+        return _stretch(launched, seconds, spent_s, float(launched.loss), most_wait_s=seconds)
 
     def under_way(self) -> tuple[int, float]:
         """Return no batches, done now."""
@@ -172,7 +164,7 @@ class TimedEdges:
         self._passed_batches = 0
         self._edge: Any = None
         self._ahead: tuple[Launched, Any, Tensor] | None = None
-        self._made: MadeReadings | None = None
+        self._made: MadeReading | None = None
 
     def begin(self) -> None:
         """Record the first event, which passes at once."""
@@ -241,9 +233,9 @@ class TimedEdges:
         self._passed_batches += launched.batches
         seconds = max(spent_s - launched.apart_s, _LEAST_S)
         # the workers go on while the host waits for the device between two blocks
-        made = launched.made and launched.made.since(self._made)
-        self._made = launched.made
-        return _stretch(launched, made, seconds, spent_s, float(loss))
+        since_last = replace(launched, made_before=self._made or launched.made_before)
+        self._made = launched.made_after
+        return _stretch(since_last, seconds, spent_s, float(loss))
 
 
 Edges: TypeAlias = DrainedEdges | TimedEdges
@@ -281,31 +273,24 @@ def open_mark(device: Device) -> Mark | None:
     return None if new_event is None else Mark(new_event)
 
 
-def open_edges(device: Device, group: Group, *, drains: bool = False) -> Edges:
+def open_edges(device: Device, group: Group) -> Edges:
     """Return the edges for a window.
 
     Args:
         device: The device of this rank.
         group: The ranks that train in step; all use the same kind of edges.
-        drains: Wait for the device at every edge.
 
     Returns:
         Timed edges if the devices of all ranks can time events, else drained ones.
     """
-    new_event = None if drains else timed_events(device)
+    new_event = timed_events(device)
     if group.all(new_event is not None) and new_event is not None:
         return TimedEdges(device, new_event)
     return DrainedEdges(device)
 
 
 def _stretch(
-    launched: Launched,
-    made: MadeReadings | None,
-    seconds: float,
-    spent_s: float,
-    loss: float,
-    *,
-    most_wait_s: float = inf,
+    launched: Launched, seconds: float, spent_s: float, loss: float, *, most_wait_s: float = inf
 ) -> Stretch:
     """Return a launched block as finished, with its waits limited to `most_wait_s`."""
     block = Block(
@@ -315,7 +300,7 @@ def _stretch(
         data_wait_s=min(launched.data_wait_s, most_wait_s),
         starved_s=min(launched.starved_s, most_wait_s),
         ready_at_end=launched.ready_at_end,
-        made=made and made.within(seconds, launched.apart_s),
+        made=launched.made(seconds),
     )
     return Stretch(block, launched.waits_in_a_row, spent_s, loss)
 
@@ -576,7 +561,7 @@ def measure_window(
     run.restarts.clear()
     knows_made = run.group.all(run.knows_made)
     size = run.group.most(_block_batches(run, rules, warm.pace_s, whole=whole))
-    edges = open_edges(run.trainer.device, run.group, drains=rules.drains_at_edges)
+    edges = open_edges(run.trainer.device, run.group)
     # a restart of unknown time is recognized only once it is over
     is_unforeseen = run.splits_restarts and (run.feed.epoch_batches is None or run.feed.is_iterable)
     run.mark = open_mark(run.trainer.device) if is_unforeseen else None
@@ -622,7 +607,15 @@ def measure_window(
     last = edges.finish()
     if last is not None:
         window = add(last)
-    _refuse_skipping(run, stretches)
+
+    # Skipped steps cost less than real ones: a window of them is no training.
+    skipped = _skips(run)
+    steps = sum(block.batches for block in window.blocks) / run.trainer.config.grad_accum_steps
+    if skipped > steps / 2:
+        raise Diverged(
+            f"float16 must train, but the GradScaler skipped {skipped} of the window's "
+            f"{steps:.0f} optimizer steps for gradients that were not finite"
+        )
     return window.model_copy(update={"stopped_by": stopped_by})
 
 
@@ -697,10 +690,11 @@ def _launch(run: Run, batches: int, first: Delivery | None = None) -> Launched:
     made = feed.made()
     made_apart = 0
     begun = perf_counter()
+    made_before = None if made is None else MadeReading(begun, made)
     came_at = inf
     # a block that ends early still has one batch
     while taken < batches and not (taken and perf_counter() > may_end_at and _must_end(run)):
-        made_before = feed.made() if run.splits_restarts else None
+        made = feed.made() if run.splits_restarts else None
         if run.splits_restarts and feed.is_at_end():
             # work launched so far belongs to the block, not to the restart
             trainer.device.synchronize()
@@ -733,7 +727,7 @@ def _launch(run: Run, batches: int, first: Delivery | None = None) -> Launched:
             restart_s = _note_restart(run, delivery, batch_samples, evaluated_s)
         if run.splits_restarts and restart_s is not None:
             apart_s += restart_s
-            made_apart += (feed.made() or 0) - (made_before or 0)
+            made_apart += (feed.made() or 0) - (made or 0)
         else:
             samples += batch_samples
             taken += 1
@@ -741,29 +735,22 @@ def _launch(run: Run, batches: int, first: Delivery | None = None) -> Launched:
             if waited_s > _STARVED_FROM * take_s:
                 starved_s += waited_s - take_s
 
+    ready = feed.ready()
+    made = feed.made()
     return Launched(
         samples=samples,
         batches=taken,
         data_wait_s=wait_s,
         waits_in_a_row=waits_in_a_row,
         starved_s=starved_s,
-        ready_at_end=feed.ready(),
+        ready_at_end=ready,
         begun=begun,
         came=came_at,
         apart_s=apart_s,
         loss=run.loss,
-        made=_readings(begun, made, feed.made(), made_apart),
-    )
-
-
-def _readings(
-    begun: float, at_begin: int | None, at_end: int | None, apart: int
-) -> MadeReadings | None:
-    """Return the readings of a block that ends now; None if the loader has no count."""
-    if at_begin is None or at_end is None:
-        return None
-    return MadeReadings(
-        begun=begun, at_begin=at_begin, ended=perf_counter(), at_end=at_end, apart=apart
+        made_before=made_before,
+        made_after=None if made is None else MadeReading(perf_counter(), made),
+        made_apart=made_apart,
     )
 
 
@@ -973,15 +960,3 @@ def _skips(run: Run) -> int:
     run.scale = scale
     run.skipped_steps += skipped
     return skipped
-
-
-def _refuse_skipping(run: Run, stretches: list[Stretch]) -> None:
-    """Raise `Diverged` if more than half of the window's optimizer steps were skipped."""
-    batches = sum(stretch.block.batches for stretch in stretches)
-    steps = batches / run.trainer.config.grad_accum_steps
-    skipped = _skips(run)
-    if skipped > steps / 2:
-        raise Diverged(
-            f"float16 must train, but the GradScaler skipped {skipped} of the window's "
-            f"{steps:.0f} optimizer steps for gradients that were not finite"
-        )

@@ -1,4 +1,4 @@
-"""Trials and the training compile into one folder, which nobody else can have filled."""
+"""Name a folder for compiled code that only its user can have filled."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home" / "autotune" / "inductor"
 
 
-def test_the_folder_is_made_for_its_user_alone(cache: Path) -> None:
+def test_folder_is_private(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = os.umask(0)
     try:
         variables = compile_cache_variables()
@@ -36,22 +36,17 @@ def test_the_folder_is_made_for_its_user_alone(cache: Path) -> None:
         os.umask(before)
     assert Path(variables[VARIABLE]).parent == cache
     assert stat.S_IMODE(cache.stat().st_mode) == 0o700
+    monkeypatch.setenv(VARIABLE, variables[VARIABLE])  # as a child process inherits it
+    assert compile_cache_variables() == variables
 
 
-@pytest.mark.parametrize(
-    "name", ["mine", str(Path(tempfile.gettempdir(), "torchinductor_of_a_project"))]
-)
-def test_a_folder_that_the_user_has_named_stays(
-    name: str, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(VARIABLE, name)
+def test_folder_of_the_user_is_kept(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, str(Path(tempfile.gettempdir(), "torchinductor_of_a_project")))
     assert compile_cache_variables() == {}
     assert not cache.exists()
 
 
-def test_what_torch_has_named_by_itself_is_not_the_users(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_default_of_torch_is_replaced(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = Path(torch.__file__).parent / "_inductor" / "runtime" / "cache_dir_utils.py"
     usual = run_path(str(source))[
         "default_cache_dir"
@@ -60,63 +55,44 @@ def test_what_torch_has_named_by_itself_is_not_the_users(
     assert Path(compile_cache_variables()[VARIABLE]).parent == cache
 
 
-def test_a_process_below_another_one_has_the_same_folder(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    above = compile_cache_variables()
-    monkeypatch.setenv(VARIABLE, above[VARIABLE])
-    assert compile_cache_variables() == above
-
-
-@pytest.mark.parametrize("how", ["writable", "a link", "another user's"])
-def test_a_folder_that_others_may_have_filled_is_not_named(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+def test_folder_of_doubtful_owner(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert compile_cache_variables() != {}
-    if how == "writable":
-        cache.chmod(0o770)
-    elif how == "a link":
-        cache.rename(tmp_path / "elsewhere")
-        cache.symlink_to(tmp_path / "elsewhere")
-    else:
-        monkeypatch.setattr(os, "geteuid", lambda: cache.stat().st_uid + 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: cache.stat().st_uid + 1)
+        assert compile_cache_variables() == {}
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda *_: False)  # a read-only disk; root may write anywhere
+        assert compile_cache_variables() == {}
+    cache.chmod(0o770)
+    assert compile_cache_variables() == {}
+    cache.chmod(0o700)
+    cache.rename(tmp_path / "elsewhere")
+    cache.symlink_to(tmp_path / "elsewhere")
     assert compile_cache_variables() == {}
 
 
-@pytest.mark.parametrize(
-    "why", ["it can't be made", "the disk is read-only", "no home", "no home, of old"]
-)
-def test_without_a_folder_that_can_be_used_torch_keeps_its_own(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, why: str
-) -> None:
+def test_no_folder_can_be_made(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_home(_: str) -> Path:
         raise RuntimeError("Could not determine home directory")
 
-    def unresolved_home(_: str) -> Path:
-        return Path("~/.cache/autotune")
-
-    if why == "it can't be made":
-        cache.parent.parent.touch()
-    elif why == "the disk is read-only":
-        monkeypatch.setattr(
-            os, "access", lambda *_: False
-        )  # root, as whom tests may run, may write everywhere else
-    elif why == "no home":
-        monkeypatch.setattr(cores, "user_cache_path", no_home)
-    else:
-        monkeypatch.setattr(cores, "user_cache_path", unresolved_home)
+    cache.parent.parent.touch()
     assert compile_cache_variables() == {}
+    for home in (no_home, lambda _: Path("~/.cache/autotune")):
+        monkeypatch.setattr(cores, "user_cache_path", home)
+        assert compile_cache_variables() == {}
 
 
 @pytest.mark.usefixtures("cache")
-def test_unlike_processors_that_share_a_home_share_no_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processors_share_no_code(monkeypatch: pytest.MonkeyPatch) -> None:
     here = compile_cache_variables()
     monkeypatch.setattr(cores, "cpuinfo", lambda *_: "fpu sse2")
     assert compile_cache_variables() != here
 
 
 @pytest.mark.usefixtures("cache")
-def test_prepare_names_it_where_the_model_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prepare_sets_it_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     def compiled(model: nn.Module, **_: str) -> nn.Module:
         assert {VARIABLE: os.environ[VARIABLE]} == compile_cache_variables()
         return model

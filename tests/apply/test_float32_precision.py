@@ -1,4 +1,4 @@
-"""What is set for float32 products while a context is entered, and that all is as it was, to the last bit."""
+"""Set the precision of float32 products within a context, and restore everything."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ class Torch:
         self._process.stdin.write(json.dumps({"sets": sets, "enter": enter}) + "\n")
         self._process.stdin.flush()
         answer: Answer = json.loads(self._process.stdout.readline())
-        assert "status" not in answer, "an exception: see what was captured"
+        # an exception: see what was captured
+        assert "status" not in answer
         return answer
 
 
@@ -99,14 +100,14 @@ def fresh(request: pytest.FixtureRequest) -> Torch:
 
 @pytest.mark.slow
 @given(sets=_SETS, contexts=_CONTEXTS)
-def test_all_is_as_before_whichever_interface_has_set_it(
+def test_everything_is_restored(
     fresh: Torch, sets: list[tuple[str, Any]], contexts: list[str]
 ) -> None:
     assert fresh.ask(sets, *contexts)["after"] == fresh.ask(sets)["after"]
 
 
 @given(sets=_SETS, contexts=_CONTEXTS)
-def test_both_interfaces_tell_what_is_computed_in(
+def test_both_interfaces_show_tf32(
     fresh: Torch, sets: list[tuple[str, Any]], contexts: list[str]
 ) -> None:
     inside = fresh.ask(sets, *contexts, "tf32")["inside"]
@@ -121,9 +122,7 @@ def test_both_interfaces_tell_what_is_computed_in(
 
 
 @given(sets=_SETS)
-def test_exact_matmuls_are_exact_and_leave_convolutions_alone(
-    fresh: Torch, sets: list[tuple[str, Any]]
-) -> None:
+def test_exact_matmuls(fresh: Torch, sets: list[tuple[str, Any]]) -> None:
     before, inside = fresh.ask(sets)["inside"], fresh.ask(sets, "exact")["inside"]
     assert (inside["cuda/matmul"], inside["mkldnn/matmul"]) == ("ieee", "ieee")
     assert (inside["get_float32_matmul_precision"], inside["cuda.matmul.allow_tf32"]) == (
@@ -134,20 +133,18 @@ def test_exact_matmuls_are_exact_and_leave_convolutions_alone(
         assert inside[name] == before[name]
 
 
-def test_the_containers_variable_lets_matmuls_run_in_tf32_but_not_exact_ones(
-    overridden: Torch,
-) -> None:
+def test_variable_of_nvidias_containers(overridden: Torch) -> None:
     assert overridden.ask([])["inside"]["cuda/matmul"] == "tf32"
     assert overridden.ask([], "exact")["inside"]["cuda/matmul"] == "ieee"
 
 
-def test_what_torch_begins_with_still_follows_all_backends_afterwards(plain: Torch) -> None:
+def test_initial_state_still_inherits(plain: Torch) -> None:
     """Convolutions run in TF32 until someone says otherwise: an exit that wrote "tf32" down would outlive that."""
     before, after = plain.ask([])["after"], plain.ask([], "tf32")["after"]
     assert [seen["cuda/conv"] for seen in after] == [seen["cuda/conv"] for seen in before]
 
 
-def test_it_is_told_whether_products_are_allowed_in_tf32() -> None:
+def test_allows_tf32() -> None:
     assert not allows_tf32()
     with tf32_products():
         assert allows_tf32()
@@ -155,7 +152,7 @@ def test_it_is_told_whether_products_are_allowed_in_tf32() -> None:
             assert not allows_tf32()
 
 
-def test_an_exception_inside_leaves_no_trace() -> None:
+def test_exception_inside() -> None:
     backends: Any = torch.backends
     before = backends.cuda.matmul.fp32_precision, torch.get_float32_matmul_precision()
     context = tf32_products()
@@ -164,26 +161,8 @@ def test_an_exception_inside_leaves_no_trace() -> None:
     assert (backends.cuda.matmul.fp32_precision, torch.get_float32_matmul_precision()) == before
 
 
-def test_a_torch_without_the_tree_has_the_older_settings_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """They are restored by name alone: the tree's values that they imply are torch's own affair."""
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    own = torch._C._get_fp32_precision_getter("cuda", "matmul")
-    with monkeypatch.context() as patch:
-        patch.delattr(torch._C, "_get_fp32_precision_getter")
-        with tf32_products():
-            assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == (
-                "high",
-                True,
-            )
-        assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == before
-    for backend in ("cuda", "mkldnn"):
-        torch._C._set_fp32_precision_setter(backend, "matmul", own)
-
-
 @pytest.mark.slow
-def test_a_model_is_compiled_inside_after_the_newer_interface_alone_was_used() -> None:
+def test_compile_after_the_newer_interface() -> None:
     """torch.compile asks the older interface, which raises where the two differ."""
     backends: Any = torch.backends
     before = backends.cuda.matmul.fp32_precision

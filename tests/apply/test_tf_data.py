@@ -1,4 +1,4 @@
-"""What TfData refuses, with and without TensorFlow installed; what it does with a pipeline: tests/integrations."""
+"""Refuse what TfData can't take, with and without TensorFlow; pipelines are in tests/integrations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from autotune.config import tf_data
-from autotune.config.plan import Objective, Workload, WorkloadFacts
+from autotune.config.plan import Objective, Workload
 from autotune.config.tf_data import TfData
 from autotune.config.training_config import TrainingConfig
 from autotune.errors import ConfigError
@@ -16,33 +16,21 @@ from autotune.space.ranges import Basis, default_ranges, whole_numbers
 from tests.factories import make_environment, make_facts
 
 
-@pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """TensorFlow seems to be installed."""
+@pytest.fixture(autouse=True)
+def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tf_data, "find_spec", lambda name: name)
-
-
-@pytest.fixture
-def missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """TensorFlow is not installed."""
-    monkeypatch.setattr(tf_data, "find_spec", lambda name: None)
 
 
 def build(batch_size: int, num_parallel_calls: int | None) -> Any:
     raise AssertionError("nobody builds it here")
 
 
-def of_pipeline() -> WorkloadFacts:
-    return make_facts(is_tf_data=True, is_iterable=True, is_sharded=True)
-
-
-@pytest.mark.usefixtures("missing")
-def test_without_tensorflow_the_error_names_what_to_install() -> None:
+def test_tensorflow_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tf_data, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install tensorflow-cpu$"):
         TfData(build)
 
 
-@pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -51,12 +39,11 @@ def test_without_tensorflow_the_error_names_what_to_install() -> None:
         (lambda batch_size: None, "does not"),
     ],
 )
-def test_what_is_no_builder_is_refused_with_the_rule(given: Any, said: str) -> None:
+def test_no_builder(given: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         TfData(given)
 
 
-@pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -69,18 +56,15 @@ def test_what_is_no_builder_is_refused_with_the_rule(given: Any, said: str) -> N
         ("drop_last", False),
     ],
 )
-def test_what_belongs_to_the_pipeline_is_refused_by_name(name: str, value: Any) -> None:
+def test_workload_parts_of_a_pipeline(name: str, value: Any) -> None:
+    assert Workload(model=None, dataset=TfData(build)).dataset == TfData(build)
     with pytest.raises(ValueError, match=f"got {name} "):
         Workload(model=None, dataset=TfData(build), **{name: value})
 
 
-@pytest.mark.usefixtures("installed")
-def test_a_pipeline_alone_is_a_dataset() -> None:
-    assert Workload(model=None, dataset=TfData(build)).dataset == TfData(build)
-
-
-def test_persistent_workers_are_not_searched_and_said_to_do_nothing() -> None:
-    facts, environment = of_pipeline(), make_environment()
+def test_persistent_workers_have_no_effect() -> None:
+    facts = make_facts(is_tf_data=True, is_iterable=True, is_sharded=True)
+    environment = make_environment()
     config = TrainingConfig(num_workers=2, persistent_workers=True)
     assert without_effect(config, facts, environment)["persistent_workers"] == "tf_data"
     assert normalised(config.model_dump(), facts, environment)["persistent_workers"] is False

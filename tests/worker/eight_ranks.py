@@ -1,15 +1,13 @@
-"""Eight ranks in one interpreter: threads that exchange really, and a process group that only says that it is one.
+"""Train eight ranks in one interpreter, in threads that exchange their gradients.
 
 Run as a script: what is set up for a process here can't be undone. Prints a line of JSON for each configuration of
-DistributedDataParallel, given as JSON in the first argument. torch's fake group can take no backward pass with an
-exchange in it (its futures hold nothing), so that steps are those of torch's threaded group, in which ranks do reduce.
+DistributedDataParallel, given as JSON in the first argument.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from contextlib import nullcontext
 from copy import deepcopy
 from threading import Thread
 from typing import Any
@@ -18,8 +16,6 @@ import torch
 from torch import Tensor, distributed, nn
 from torch._C._distributed_c10d import HashStore
 from torch.nn import functional
-from torch.nn.parallel import DistributedDataParallel
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.testing._internal.distributed.multi_threaded_pg import (
     ProcessLocalGroup,
     _install_threaded_pg,
@@ -137,38 +133,14 @@ def distance(one: list[Tensor], other: list[Tensor]) -> float:
     return max(float((a - b).abs().max()) for a, b in zip(one, other, strict=True))
 
 
-def said_to_be(config: TrainingConfig) -> dict[str, Any]:
-    """What the last of eight ranks is told by a fake group, where it exchanges nothing."""
-    distributed.init_process_group("fake", store=FakeStore(), rank=RANKS - 1, world_size=RANKS)
-    parallel: Any = arranged(config, Model(has_unused=False), torch.device("cpu"))
-    is_static = config.ddp is not None and config.ddp.static_graph
-    with nullcontext() if is_static else parallel.no_sync():
-        loss = step(parallel, batches(0, 1)[0])
-        if not is_static:
-            torch.autograd.backward(loss)
-    found = {
-        "ranks": parallel.process_group.size(),
-        "is_ddp": isinstance(parallel, DistributedDataParallel),
-        "hooks": len(parallel._comm_hooks),
-        "static": parallel.static_graph,
-        "views": parallel.gradient_as_bucket_view,
-        "unused": parallel.find_unused_parameters,
-        "cap": parallel.bucket_bytes_cap / 2**20,
-        "global_batch": config.global_batch_size,
-    }
-    distributed.destroy_process_group()
-    return found
-
-
 def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     configs = [TrainingConfig.model_validate(one) for one in json.loads(sys.argv[1])]
-    fakes = [said_to_be(config) for config in configs]
     _install_threaded_pg()  # type: ignore[no-untyped-call] # torch
     torch._C._distributed_c10d._set_thread_isolation_mode(True)  # type: ignore[attr-defined] # torch hides it
-    for config, fake in zip(configs, fakes, strict=True):
-        sys.stdout.write(json.dumps({"fake": fake, "threads": together(config)}) + "\n")
+    for config in configs:
+        sys.stdout.write(json.dumps(together(config)) + "\n")
         sys.stdout.flush()
 
 

@@ -62,5 +62,4 @@ class Seen(Exception):  # noqa: N818 - no error
 
 def forward_alone(model: nn.Module, batch: Any) -> Tensor:
     """A user's step that ends before its backward pass, with all that it was given and has computed."""
-    inputs = batch["inputs"] if isinstance(batch, dict) else batch[0]
-    raise Seen(batch=batch, outputs=model(inputs))
+    raise Seen(batch=batch, outputs=model(batch[0]))

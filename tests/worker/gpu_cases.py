@@ -57,7 +57,7 @@ print(json.dumps(found | {"used_bytes": total - free, "free_bytes": free}))
 TRAINS_COMPILED = """
 import torch
 from torch._dynamo.utils import counters
-from autotune.settings.training_config import TrainingConfig
+from autotune.config.training_config import TrainingConfig
 from tests.worker.gpu_cases import rows, small_net
 
 model = TrainingConfig(micro_batch_size=64, compile=True).prepare(small_net(), "cuda:0")

@@ -1,7 +1,7 @@
 """What autotune promises on a GPU, a function each: given what a trial has told, it asserts.
 
-test_gpu.py hands them what trials on a real device have told; test_gpu_promises.py shows without one that each of them
-fails where its promise is broken. Thresholds leave room for a device that others use as well.
+test_gpu.py passes them what trials on a real device have measured, test_gpu_promises.py what
+other devices can. Thresholds leave room for a device that others use as well.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ def accounts_for_memory(run: Measurement, limit_bytes: int) -> None:
         run.peak_memory_bytes == memory.peak_bytes == memory.reserved_bytes + memory.outside_bytes
     )
     assert run.peak_memory_bytes <= limit_bytes
-    assert memory.alloc_retries == 0, "there was room"
+    # there was room
+    assert memory.alloc_retries == 0
 
 
 def peaks_as(run: Measurement, alone: Measurement) -> None:
@@ -97,7 +98,8 @@ def ran_out_of_memory(result: TrialResult) -> None:
     assert result.outcome == "oom", f"{result.outcome}: {result.reason}"
     assert result.reason.startswith("the device ran out of memory: ")
     assert result.measurement is None
-    assert result.failure is None, "a failure would count as a fault of the workload"
+    # a failure would count as a fault of the workload
+    assert result.failure is None
 
 
 def fits_or_ran_out_of_memory(result: TrialResult) -> None:
@@ -138,7 +140,8 @@ def broke_its_time_down(run: Measurement) -> None:
     assert run.breakdown is not None, run.notes
     shares = {part: share.fraction for part, share in run.breakdown.shares().items()}
     assert shares["compute"] > 0
-    assert shares["device_copy"] > 0, "every batch is copied"
+    # every batch is copied
+    assert shares["device_copy"] > 0
     assert run.breakdown.compute.source.startswith("profiler")
     assert any(one.source == PROFILER_SOURCE and one.fraction > 0 for one in run.busy_readings)
 
@@ -153,9 +156,11 @@ def saw_conditions(run: Measurement) -> None:
     assert 0 < min(seen.sm_clock_mhz) <= max(seen.sm_clock_mhz) <= seen.max_sm_clock_mhz
     assert min(seen.memory_clock_mhz) > 0
     assert seen.temperature_c is not None
-    assert 0 < min(seen.temperature_c) <= max(seen.temperature_c) < 120, "degrees Celsius"
+    # degrees Celsius
+    assert 0 < min(seen.temperature_c) <= max(seen.temperature_c) < 120
     assert seen.power_w is not None
-    assert 5 < seen.power_w < 2000, "watts: an idle GPU draws some 10, none draws 2000"
+    # watts: an idle GPU draws some 10, none draws 2000
+    assert 5 < seen.power_w < 2000
     assert seen.energy_j is not None
     assert seen.energy_j > 0
     assert run.joules_per_sample is not None
@@ -185,7 +190,8 @@ def crashed_at(result: TrialResult, place: str) -> None:
     """A kernel's error is a crash at the user's line that launched it."""
     assert result.outcome == "crashed", f"{result.outcome}: {result.reason}"
     assert result.failure is not None
-    assert not result.failure.is_asynchronous, "it was not run again with launches that block"
+    # it was not run again with launches that block
+    assert not result.failure.is_asynchronous
     assert result.failure.signature.endswith(f" at {place}"), result.failure.signature
     assert "device-side assert" in result.reason
 

@@ -27,9 +27,8 @@ class PaperIterator(_MultiProcessingDataLoaderIter):
     @property
     def depth(self) -> int:
         """Batches that each worker was asked for in advance."""
-        assert self.asked == self._prefetch_factor * self._loader.num_workers, (
-            "the next epoch begins with as many"
-        )
+        # the next epoch begins with as many
+        assert self.asked == self._prefetch_factor * self._loader.num_workers
         return self._prefetch_factor
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""References lead to the user's objects or to a sentence that helps, and factories are called."""
+"""Resolve references, call factories, and build model, dataset and optimizer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
 
 from autotune.apply.prepare import is_fused
 from autotune.config.plan import Ref, Workload
@@ -24,7 +23,6 @@ from autotune.worker.build import (
     resolved,
 )
 from autotune.worker.device import open_device
-from autotune.worker.loader import build_loader
 
 CODE = """
 import torch
@@ -65,26 +63,15 @@ def model_of(target: str, *folders: Path) -> Any:
     return resolved(Workload(model=ref, dataset=[1])).model
 
 
-def test_a_module_is_imported_by_name_and_attributes_may_be_dotted(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reference_to_a_module(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(folder)
     assert isinstance(model_of("nets:Nets.small")(), nn.Linear)
 
 
-def test_a_file_is_found_below_the_first_folder_that_has_it_and_sees_its_neighbours(
-    folder: Path,
-) -> None:
+def test_reference_to_a_file(folder: Path) -> None:
     assert isinstance(model_of("nets.py:make_model", Path("/nowhere"), folder)(), nn.Linear)
-
-
-def test_a_file_is_loaded_once(folder: Path) -> None:
+    # it is loaded once
     assert model_of("nets.py:Nets", folder) is model_of(f"{folder}/nets.py:Nets")
-
-
-def test_live_objects_stay_what_they_are() -> None:
-    workload = Workload(model=nn.Linear(1, 1), dataset=[1])
-    assert resolved(workload).model is workload.model
 
 
 @pytest.mark.parametrize(
@@ -98,23 +85,19 @@ def test_live_objects_stay_what_they_are() -> None:
         ("nets.py:zzzzzz", "'zzzzzz'$"),
     ],
 )
-def test_a_reference_to_nothing_names_what_is_missing_and_what_may_be_meant(
-    target: str, named: str, folder: Path
-) -> None:
+def test_reference_to_nothing(target: str, named: str, folder: Path) -> None:
     with pytest.raises(WorkloadFault, match=named):
         model_of(target, folder)
 
 
-def test_what_the_users_module_lacks_is_his_own_error(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_import_error_of_the_user(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(folder)
     for target in ("broken:f", "broken.py:f"):
         with pytest.raises(ModuleNotFoundError, match="a_package_that_is_not_installed"):
             model_of(target, folder)
 
 
-def test_a_model_is_built_by_its_factory_and_set_to_train() -> None:
+def test_model_is_set_to_train() -> None:
     model = build_model(
         Workload(model=lambda: nn.Linear(1, 1).eval(), dataset=None),
         TrainingConfig(),
@@ -133,13 +116,13 @@ def test_a_model_is_built_by_its_factory_and_set_to_train() -> None:
         (nn.Linear, "model.*'in_features'"),
     ],
 )
-def test_what_is_no_model_is_named(model: Any, named: str) -> None:
+def test_no_model(model: Any, named: str) -> None:
     with pytest.raises(WorkloadFault, match=named):
         build_model(Workload(model=model, dataset=None), TrainingConfig(), open_device("cpu"))
 
 
 @pytest.mark.parametrize("dataset", [[1, 2], lambda: [1, 2], range(2), lambda: iter([1])])
-def test_a_dataset_is_an_object_or_made_by_a_callable(dataset: Any) -> None:
+def test_datasets(dataset: Any) -> None:
     assert next(iter(build_dataset(Workload(model=None, dataset=dataset)))) in {0, 1}
 
 
@@ -152,28 +135,12 @@ def test_a_dataset_is_an_object_or_made_by_a_callable(dataset: Any) -> None:
         (lambda: 3, "dataset.*__getitem__"),
     ],
 )
-def test_what_is_no_dataset_is_named(dataset: Any, named: str) -> None:
+def test_no_dataset(dataset: Any, named: str) -> None:
     with pytest.raises(WorkloadFault, match=named):
         build_dataset(Workload(model=None, dataset=dataset))
 
 
-def test_a_loader_takes_its_settings_from_the_configuration(tmp_path: Path) -> None:
-    config = TrainingConfig(
-        micro_batch_size=3,
-        num_workers=2,
-        prefetch_factor=5,
-        persistent_workers=True,
-        in_order=False,
-    )
-    workload = Workload(model=None, dataset=None, collate_fn=list, shuffle=False, drop_last=False)
-    loader = build_loader(workload, range(10), config, tmp_path)
-    assert isinstance(loader, DataLoader)
-    assert (loader.batch_size, loader.num_workers, loader.prefetch_factor) == (3, 2, 5)
-    assert (loader.persistent_workers, loader.in_order, loader.drop_last) == (True, False, False)
-    assert isinstance(loader.sampler, torch.utils.data.SequentialSampler)
-
-
-def test_the_default_optimizer_is_plain_sgd_over_what_is_trained() -> None:
+def test_default_optimizer() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
     model[0].requires_grad_(requires_grad=False)
     optimizer = build_optimizer(Workload(model=None, dataset=None), model, 0.5)
@@ -182,7 +149,7 @@ def test_the_default_optimizer_is_plain_sgd_over_what_is_trained() -> None:
     assert optimizer.param_groups[0]["lr"] == 0.5
 
 
-def test_an_optimizer_is_described_for_its_rule() -> None:
+def test_optimizer_facts() -> None:
     workload = Workload(
         model=None, dataset=None, optimizer=lambda p, lr: torch.optim.AdamW(p, lr, betas=(0.8, 0.9))
     )
@@ -197,12 +164,12 @@ def test_an_optimizer_is_described_for_its_rule() -> None:
         (nn.Linear(1, 1), lambda *_: 3, r"\btorch\.optim\.Optimizer\b.*\bbuiltins\.int\b"),
     ],
 )
-def test_what_cannot_be_trained_is_named(model: nn.Module, optimizer: Any, named: str) -> None:
+def test_no_optimizer(model: nn.Module, optimizer: Any, named: str) -> None:
     with pytest.raises(WorkloadFault, match=named):
         build_optimizer(Workload(model=None, dataset=None, optimizer=optimizer), model, 0.1)
 
 
-def test_an_optimizer_is_fused_as_the_configuration_has_it_and_else_as_the_users_code() -> None:
+def test_fused() -> None:
     model = nn.Linear(2, 2)
     own = torch.optim.AdamW(model.parameters(), fused=True)
     made_by: list[Any] = [
@@ -224,7 +191,7 @@ def test_an_optimizer_is_fused_as_the_configuration_has_it_and_else_as_the_users
     assert is_fused(own)
 
 
-def test_an_optimizer_that_is_fused_in_a_way_of_its_own_stays_so() -> None:
+def test_fused_in_its_own_way() -> None:
     class OwnFused(torch.optim.AdamW):
         def __init__(self, parameters: Any, lr: float) -> None:
             super().__init__(parameters, lr, fused=True)

@@ -23,13 +23,11 @@ from autotune.worker.failures import cause_of, errors_in
         (RuntimeError("x" * 1000), "RuntimeError: " + "x" * 286),
     ],
 )
-def test_an_exception_is_told_by_its_type_and_the_line_that_says_it(
-    error: BaseException, said: str
-) -> None:
+def test_cause_of(error: BaseException, said: str) -> None:
     assert cause_of(error) == said
 
 
-def test_an_exception_and_what_it_stems_from_are_told_the_outermost_first() -> None:
+def test_errors_in_a_chain() -> None:
     outer = ValueError("outer")
     outer.__cause__ = KeyError("inner")
     told = list(errors_in(outer))
@@ -37,7 +35,7 @@ def test_an_exception_and_what_it_stems_from_are_told_the_outermost_first() -> N
     assert told[1].kinds[:2] == ("KeyError", "LookupError")
 
 
-def test_a_quoted_exception_is_told_by_itself_and_not_by_the_code_around_it() -> None:
+def test_quoted_error() -> None:
     error = raised_again(lambda: int("12 GiB of CUDA out of memory"[:2] + "x"))
     assert str(error).startswith("Caught ValueError")
     (told,) = errors_in(error)
@@ -46,7 +44,7 @@ def test_a_quoted_exception_is_told_by_itself_and_not_by_the_code_around_it() ->
     assert (told.kinds[0], "CUDA" in told.stack) == ("ValueError", True)
 
 
-def test_a_quoted_type_that_can_not_be_built_anew_keeps_its_name() -> None:
+def test_quoted_error_of_a_users_type() -> None:
     class OddError(Exception):
         def __init__(self, one: int, two: int) -> None:
             super().__init__(f"{one} {two}")

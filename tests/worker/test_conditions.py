@@ -11,7 +11,7 @@ import torch
 from autotune.records.measurement import DeviceConditions
 from autotune.worker import conditions
 from autotune.worker.conditions import ConditionsProbe, Others, conditions_before, others_before
-from autotune.worker.nvml import Gpu, gpu_with_uuid
+from autotune.worker.nvml import THROTTLE_COUNTERS, Gpu, gpu_with_uuid
 from tests.nvml_stub import NO_PERMISSION, NvmlStub
 
 STEADY = {
@@ -52,7 +52,13 @@ def window(
     return probe.stop()
 
 
-def test_a_window_is_told_by_its_two_edges(gpu: NvmlStub) -> None:
+def known_window(*uuids: str) -> DeviceConditions:
+    found = window(*(uuids or ["GPU-0"]))
+    assert found is not None
+    return found
+
+
+def test_both_edges_of_a_window(gpu: NvmlStub) -> None:
     before = {
         "GPU-0": Others(others_memory_bytes=7, others_busy_fraction=0.5),
         "GPU-1": Others(others_memory_bytes=9),
@@ -70,51 +76,34 @@ def test_a_window_is_told_by_its_two_edges(gpu: NvmlStub) -> None:
     )
 
 
-def test_a_clock_that_falls_is_told(gpu: NvmlStub) -> None:
-    gpu.play(sm_clock=(1980, 1410))
-    found = window("GPU-0")
-    assert found is not None
-    assert found.sm_clock_mhz == (1980, 1410)
-    assert found.has_moved
-
-
 @pytest.mark.parametrize(
     "energy_mj", [None, 1_000_000, (1_000_000, 5)]
-)  # it stands still; the driver is loaded anew
-def test_without_energy_the_power_is_the_mean_of_the_edges(
-    energy_mj: object, gpu: NvmlStub
-) -> None:
+)  # not counted, stuck, reset
+def test_power_without_energy(energy_mj: object, gpu: NvmlStub) -> None:
     gpu.play(energy_mj=energy_mj)
-    found = window("GPU-0")
-    assert found is not None
+    found = known_window()
     assert (found.energy_j, found.power_w) == (None, 500.0)
     gpu.refuse("nvmlDeviceGetPowerUsage", NO_PERMISSION)
-    found = window("GPU-0")
-    assert found is not None
-    assert found.power_w is None
+    assert known_window().power_w is None
 
 
 @pytest.mark.parametrize(
     ("bits", "reasons"),
     [
-        ((0x1, 0x1), ()),  # idle, as right after synchronising
+        ((0x1, 0x1), ()),  # idle, as right after synchronizing
         ((0x2, 0x10), ()),  # clocks that were set; sync boost
-        ((0x4, 0x0), ("power_cap",)),
         ((0x0, 0x4), ("power_cap",)),
         ((0x20, 0x4), ("power_cap", "thermal")),
-        ((0x48, 0x0), ("thermal",)),  # the hardware's slowdown, which says why
+        ((0x48, 0x0), ("thermal",)),  # a hardware slowdown, and its reason
         ((0x88, 0x0), ("power_brake",)),
-        ((0x8, 0x0), ("hardware_slowdown",)),
         ((0x8, 0x20), ("hardware_slowdown", "thermal")),
     ],
 )
-def test_what_holds_the_clock_down_at_either_edge_is_told(
+def test_throttle_reasons_at_the_edges(
     bits: tuple[int, int], reasons: tuple[str, ...], gpu: NvmlStub
 ) -> None:
     gpu.play(reasons=bits)
-    found = window("GPU-0")
-    assert found is not None
-    assert found.throttle_reasons == reasons
+    assert known_window().throttle_reasons == reasons
 
 
 @pytest.mark.parametrize(
@@ -129,60 +118,41 @@ def test_what_holds_the_clock_down_at_either_edge_is_told(
         ),
     ],
 )
-def test_what_held_the_clock_down_between_the_edges_is_counted(
+def test_throttle_reasons_between_the_edges(
     counters: dict[int, tuple[int, int]], reasons: tuple[str, ...], gpu: NvmlStub
 ) -> None:
     gpu.play(**{f"field.{number}": values for number, values in counters.items()})
-    found = window("GPU-0")
-    assert found is not None
-    assert found.throttle_reasons == reasons
+    assert known_window().throttle_reasons == reasons
 
 
-def test_a_counter_that_is_told_at_the_last_edge_alone_says_nothing(gpu: NvmlStub) -> None:
-    gpu.play(**{"field.74": 500_000_000, "refuse.nvmlDeviceGetFieldValues": (3, 0)})
-    found = window("GPU-0")
-    assert found is not None
-    assert found.throttle_reasons == ()
-
-
-def test_what_is_told_at_one_edge_alone_is_no_pair(gpu: NvmlStub) -> None:
+def test_readings_at_one_edge_alone(gpu: NvmlStub) -> None:
+    refused = ("GetFieldValues", "GetTemperatureV", "GetTemperature")
     gpu.play(
-        **{"refuse.nvmlDeviceGetTemperatureV": (3, 0), "refuse.nvmlDeviceGetTemperature": (3, 0)}
+        **{"field.74": 500_000_000}, **{f"refuse.nvmlDevice{name}": (3, 0) for name in refused}
     )
-    found = window("GPU-0")
-    assert found is not None
+    found = known_window()
+    assert found.throttle_reasons == ()
     assert found.temperature_c is None
     assert found.sm_clock_mhz == (1980, 1980)
 
 
-def test_several_devices_of_one_process_are_told_as_one(gpu: NvmlStub) -> None:
+def test_several_devices_as_one(gpu: NvmlStub) -> None:
     gpu.play(devices=2, **{"1.uuid": "GPU-1", "1.sm_clock": (1900, 1500), "1.reasons": (0, 4)})
-    found = window("GPU-0", "GPU-1")
-    assert found is not None
+    found = known_window("GPU-0", "GPU-1")
     assert found.energy_j == 700.0
     assert found.sm_clock_mhz == (1900, 1500)
     assert found.throttle_reasons == ("power_cap",)
 
 
-def test_variables_that_change_float32_are_told_on_cuda_also_where_nvml_is_silent(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_variables_that_change_float32(gpu: NvmlStub, monkeypatch: pytest.MonkeyPatch) -> None:
     assert window() is None
     monkeypatch.setenv("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "1")
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
     overrides = ("NVIDIA_TF32_OVERRIDE=0", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1")
     assert window() == DeviceConditions(tf32_overrides=overrides)
     assert window(has_cuda=False) is None
-
-
-def test_variables_that_change_float32_stand_beside_what_nvml_tells(
-    gpu: NvmlStub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
-    found = window("GPU-0")
-    assert found is not None
-    assert found.tf32_overrides == ("NVIDIA_TF32_OVERRIDE=0",)
-    assert found.max_sm_clock_mhz == 1980
+    found = known_window()
+    assert (found.tf32_overrides, found.max_sm_clock_mhz) == (overrides, 1980)
 
 
 class TestOthers:
@@ -208,43 +178,39 @@ class TestOthers:
             ("cuda:first", 0, 1, {}),
         ],
     )
-    def test_memory_in_use_is_told_of_the_devices_that_this_process_will_open(
+    def test_memory_of_others(
         self, device: str, first: int, count: int, found: dict[str, int]
     ) -> None:
-        told = others_before(device, first, count, quiet_s=1.0)
-        assert {uuid: others.others_memory_bytes for uuid, others in told.items()} == found
+        before = others_before(device, first, count, quiet_s=1.0)
+        assert {uuid: others.others_memory_bytes for uuid, others in before.items()} == found
 
-    def test_a_torch_without_cuda_opens_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_torch_without_cuda(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.version, "cuda", None)
         assert others_before("auto", 0, 1, quiet_s=1.0) == {}
 
-    def test_kernels_of_the_last_second_are_others_where_none_of_ours_ran(
-        self, nvml: NvmlStub
-    ) -> None:
-        nvml.play(samples_every_us=200_000, busy=80)
-        assert others_before("auto", 0, 1, quiet_s=5.0)[
-            "GPU-0"
-        ].others_busy_fraction == pytest.approx(0.8)
+    def test_kernels_of_others(self, nvml: NvmlStub) -> None:
+        def busy(quiet_s: float) -> float | None:
+            return others_before("auto", 0, 1, quiet_s=quiet_s)["GPU-0"].others_busy_fraction
 
-    def test_kernels_of_a_trial_that_has_just_ended_are_not_others(self, nvml: NvmlStub) -> None:
         nvml.play(samples_every_us=200_000, busy=80)
-        assert others_before("auto", 0, 1, quiet_s=0.02)["GPU-0"].others_busy_fraction is None
-
-    def test_samples_older_than_the_stretch_tell_nothing(self, nvml: NvmlStub) -> None:
+        assert busy(quiet_s=5.0) == pytest.approx(0.8)
+        assert busy(quiet_s=0.02) is None  # they may be those of a trial that has just ended
         now_us = time.time_ns() // 1000
-        nvml.play(samples=tuple(f"{now_us - 1_000_000 * ago}:100" for ago in range(9, 2, -1)))
-        assert others_before("auto", 0, 1, quiet_s=1.0)["GPU-0"].others_busy_fraction is None
+        nvml.play(
+            samples_every_us=None,
+            samples=tuple(f"{now_us - 1_000_000 * ago}:100" for ago in range(9, 2, -1)),
+        )
+        assert busy(quiet_s=1.0) is None
 
-    def test_only_what_was_on_the_device_that_was_opened_is_told(self) -> None:
+    def test_conditions_before(self) -> None:
         before = others_before("auto", 0, 1, quiet_s=1.0)
         assert conditions_before(gpus("GPU-0"), before) == DeviceConditions(others_memory_bytes=100)
-        assert conditions_before(gpus("GPU-1"), before) is None, (
-            "CUDA numbers them another way here"
-        )
+        # CUDA numbers them another way here
+        assert conditions_before(gpus("GPU-1"), before) is None
         assert conditions_before((), before) is None
 
 
-def test_the_reasons_are_numbered_as_in_pynvml() -> None:
+def test_reasons_are_numbered_as_in_pynvml() -> None:
     import pynvml
 
     names = SimpleNamespace(
@@ -257,7 +223,7 @@ def test_the_reasons_are_numbered_as_in_pynvml() -> None:
         names.nvmlClocksEventReasonHwThermalSlowdown: "thermal",
         names.nvmlClocksEventReasonHwPowerBrakeSlowdown: "power_brake",
     } == conditions._REASONS
-    assert list(conditions._COUNTED) == [
+    assert list(THROTTLE_COUNTERS) == [
         pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_POWER_CAP,
         pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN,
         pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN,

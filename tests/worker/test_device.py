@@ -1,4 +1,4 @@
-"""The device room on the processor; what an accelerator needs stands in test_device_room.py and test_gpu.py."""
+"""Use the CPU as a device; accelerators are in test_device_room.py and test_gpu.py."""
 
 from __future__ import annotations
 
@@ -8,19 +8,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from autotune.apply import cores
 from autotune.apply.cores import allowed_cores
 from autotune.messages.trials import torch_without_cuda
 from autotune.worker.device import Device, DeviceError, open_device, opened_device, tf32_overrides
 from autotune.worker.environment import _device_nodes, describe
 
 
-def test_the_processor_is_described_with_what_it_computes_natively() -> None:
+def test_describe() -> None:
     environment = describe(open_device("cpu"))
-    assert (environment.device, environment.device_kind, environment.device_count) == (
-        "cpu",
-        "cpu",
-        1,
-    )
+    assert (environment.device, environment.device_kind) == ("cpu", "cpu")
+    assert environment.device_count == 1
     assert environment.device_memory_bytes == environment.ram_bytes > 0
     assert environment.cores >= 1
     assert environment.driver is None
@@ -36,9 +34,7 @@ def test_the_processor_is_described_with_what_it_computes_natively() -> None:
     )
 
 
-def test_each_devices_node_is_told_by_its_place_among_those_with_allowed_cores(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_device_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for bus, node in ((1, 2), (2, 5), (3, -1), (4, 0)):
         folder = tmp_path / f"bus/pci/devices/0000:0{bus}:00.0"
         folder.mkdir(parents=True)
@@ -50,33 +46,37 @@ def test_each_devices_node_is_told_by_its_place_among_those_with_allowed_cores(
         ),
     )
     monkeypatch.setattr(torch, "get_device_module", lambda _: module)
+    monkeypatch.setattr(cores, "_SYS", tmp_path)
     nodes = {2: [frozenset({0})], 5: [frozenset({1})]}
     gpu = Device(torch.device("cuda:0"), "cuda")
-    assert _device_nodes(gpu, nodes, tmp_path) == (0, 1, -1, -1)
-    assert _device_nodes(gpu, {}, tmp_path) == ()
-    assert _device_nodes(Device(torch.device("xpu:0"), "xpu"), nodes, tmp_path) == ()
+    assert _device_nodes(gpu, nodes) == (0, 1, -1, -1)
+    assert _device_nodes(gpu, {}) == ()
+    assert _device_nodes(Device(torch.device("xpu:0"), "xpu"), nodes) == ()
 
 
 @pytest.mark.parametrize("name", ["nonsense", "meta"])
-def test_a_device_that_is_not_there_is_named(name: str) -> None:
+def test_unknown_device(name: str) -> None:
     with pytest.raises(DeviceError, match=name):
         open_device(name)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
-def test_without_an_accelerator_auto_is_the_processor_and_cuda_an_error() -> None:
+def test_no_accelerator() -> None:
     assert open_device("auto").kind == "cpu"
     with pytest.raises(DeviceError, match=r"cuda:0.*device: auto"):
         open_device("cuda:0")
 
 
-def test_a_cap_on_the_processors_memory_refuses_nothing() -> None:
+def test_cpu_has_no_allocator() -> None:
     device = open_device("cpu", limit_bytes=1)
     device.cap_memory()
+    device.synchronize()
     assert torch.zeros(1000).sum() == 0
+    assert opened_device() is None
+    assert (device.refusals(), device.free_bytes(), device.alloc_retries()) == (0, None, None)
 
 
-def test_a_peak_that_is_over_is_still_seen_and_a_reset_forgets_it() -> None:
+def test_peak_memory() -> None:
     device = open_device("cpu")
     device.reset_peak()
     before = device.peak_memory()
@@ -86,10 +86,6 @@ def test_a_peak_that_is_over_is_still_seen_and_a_reset_forgets_it() -> None:
     assert "PSS" in after.source
     device.reset_peak()
     assert device.peak_memory().peak_bytes < after.peak_bytes - 100_000_000
-
-
-def test_to_synchronise_the_processor_is_nothing() -> None:
-    open_device("cpu").synchronize()
 
 
 @pytest.mark.parametrize(
@@ -103,7 +99,7 @@ def test_to_synchronise_the_processor_is_nothing() -> None:
         ),
     ],
 )
-def test_switches_of_float32_are_told_by_their_two_values_alone(
+def test_tf32_overrides(
     set_to: dict[str, str], told: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"):
@@ -111,21 +107,11 @@ def test_switches_of_float32_are_told_by_their_two_values_alone(
     for name, value in set_to.items():
         monkeypatch.setenv(name, value)
     assert tf32_overrides() == told
-    assert describe(open_device("cpu")).tf32_overrides == (), "they mean nothing there"
+    assert describe(open_device("cpu")).tf32_overrides == ()
 
 
-def test_what_was_found_beside_the_device_is_told_with_it() -> None:
+def test_notes(monkeypatch: pytest.MonkeyPatch) -> None:
     note = torch_without_cuda("NVIDIA", "2.13.0")
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")  # means nothing on the CPU
     assert describe(Device(torch.device("cpu"), "cpu", note=note)).notes == (note,)
     assert describe(open_device("cpu")).notes == ()
-
-
-def test_launches_that_wait_mean_nothing_on_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
-    assert describe(open_device("cpu")).notes == ()
-
-
-def test_a_job_on_the_processor_asks_no_accelerator() -> None:
-    assert opened_device() is None
-    device = open_device("cpu")
-    assert (device.refusals(), device.free_bytes(), device.alloc_retries()) == (0, None, None)

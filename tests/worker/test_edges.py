@@ -1,4 +1,4 @@
-"""The edges of a window's blocks over a slow device that works behind the host.
+"""Time the edges of a window's blocks on a slow device that works behind the host.
 
 The device is simulated (see accelerator.py), and its clock moves only when somebody waits: every time here is exact.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from math import inf
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,18 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from autotune.config.plan import Workload
 from autotune.config.training_config import TrainingConfig
 from autotune.models.statistics import window_rate
 from autotune.policy import WindowRules
 from autotune.records.measurement import Block, Window
 from autotune.worker import feed
 from autotune.worker import window as edges
-from autotune.worker import window as loop
 from autotune.worker.device import open_device
-from autotune.worker.feed import Feed
 from autotune.worker.group import ALONE, Group
-from autotune.worker.loader import build_loader
 from autotune.worker.step import Step, make_trainer
 from autotune.worker.window import (
     Diverged,
@@ -41,6 +36,7 @@ from autotune.worker.window import (
 )
 from tests import accelerator
 from tests.accelerator import CALLS, DEVICES, StillClock, on_simulated_device
+from tests.factories.loops import make_feed
 
 BATCH_S = 0.01
 """What a batch takes on the device."""
@@ -110,14 +106,13 @@ class Measured:
     def run(self) -> Window:
         """Measure."""
         self.clock, DEVICES[0].queue.ends_at = accelerator.use_still_clock(), 0.0
-        for module in (edges, feed, loop):
+        for module in (edges, feed):
             module.perf_counter = self.clock.now  # type: ignore[attr-defined] # they go by the device's clock
         self.device = open_device("sim:0")
         config = TrainingConfig(micro_batch_size=1)
         data = SlowItems(self.clock, self.fetch_s, **self.items)
         sampler = None if self.tells_length else _Endings(len(data))
-        workload = Workload(model=nn.Linear(1, 1), dataset=data, sampler=sampler)
-        supply = Feed(build_loader(workload, data, config, Path("/nowhere")))
+        supply = make_feed(data, config, sampler=sampler)
         model = nn.Linear(1, 1).to("sim:0")
         trainer = make_trainer(
             model,
@@ -171,23 +166,23 @@ def batches_of(window: Window) -> int:
     return sum(block.batches for block in window.blocks)
 
 
+def spent_s(window: Window) -> float:
+    restarts_s = sum(restart.seconds for restart in window.restarts)
+    return sum(block.seconds for block in window.blocks) + restarts_s
+
+
 @on_simulated_device
-def test_a_device_that_is_behind_never_waits_for_the_host_at_an_edge() -> None:
+def test_device_never_waits_at_an_edge() -> None:
     seen = Measured(fetch_s=BATCH_S / 2)
     window = seen.run()
     assert len(window.blocks) > 10
-    assert CALLS["synchronize 0"] == 1, "the window's last edge; the first lies before the clock"
-    assert DEVICES[0].queue.waits == len(window.blocks), (
-        "an event for each edge between blocks, and the last edge"
-    )
-    assert seen.wall_s == pytest.approx(BATCH_S * batches_of(window) + BATCH_S / 2), (
-        "the first batch's fetch shows"
-    )
+    assert CALLS["synchronize 0"] == 1  # at the last edge; the first lies before the clock
+    assert DEVICES[0].queue.waits == len(window.blocks)
+    # only the fetch of the first batch shows
+    assert seen.wall_s == pytest.approx(BATCH_S * batches_of(window) + BATCH_S / 2)
     for block in window.blocks[1:]:
         assert block.seconds == pytest.approx(BATCH_S * block.batches)
-    assert 0 < max(seen.ahead_s) <= max(block.seconds for block in window.blocks), (
-        "the host is a block ahead at most"
-    )
+    assert 0 < max(seen.ahead_s) <= max(block.seconds for block in window.blocks)
 
 
 @pytest.mark.parametrize(
@@ -199,30 +194,20 @@ def test_a_device_that_is_behind_never_waits_for_the_host_at_an_edge() -> None:
     ],
 )
 @on_simulated_device
-def test_a_device_that_still_works_whenever_a_batch_comes_holds_the_loop(
-    fetch_s: float, launch_s: float, batch_s: float, is_held: bool
-) -> None:
+def test_is_held_by_device(fetch_s: float, launch_s: float, batch_s: float, is_held: bool) -> None:
     window = Measured(fetch_s=fetch_s, launch_s=launch_s, batch_s=batch_s).run()
     assert window.is_held_by_device == is_held
     if is_held:
         full = window.model_copy(update={"queue_at_start": 16, "queue_at_end": 0})
-        assert window_rate(full).value == pytest.approx(1 / batch_s, rel=0.05), (
-            "prefetched batches made nothing faster"
-        )
+        assert window_rate(full).value == pytest.approx(1 / batch_s, rel=0.05)
 
 
 @on_simulated_device
-def test_drained_edges_tell_nothing_of_who_holds_the_loop() -> None:
-    window = Measured(rules=RULES.model_copy(update={"drains_at_edges": True})).run()
+def test_drained_edges_include_the_hosts_return(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(edges, "timed_events", lambda _: None)
+    window = Measured(fetch_s=BATCH_S / 2).run()
     assert window.host_ahead_s is None
     assert not window.is_held_by_device
-
-
-@on_simulated_device
-def test_drained_edges_cost_what_the_host_takes_to_come_back() -> None:
-    window = Measured(
-        rules=RULES.model_copy(update={"drains_at_edges": True}), fetch_s=BATCH_S / 2
-    ).run()
     assert CALLS["synchronize 0"] == len(window.blocks)
     for block in window.blocks:
         assert block.seconds == pytest.approx(BATCH_S * (block.batches + 0.5))
@@ -231,7 +216,7 @@ def test_drained_edges_cost_what_the_host_takes_to_come_back() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("fetch_s", [0.002, 0.013])
 @on_simulated_device
-def test_a_pause_of_the_loader_lengthens_the_block_that_it_falls_into(fetch_s: float) -> None:
+def test_pause_lengthens_its_own_block(fetch_s: float) -> None:
     rules = RULES.model_copy(update={"max_s": 1.5})
     usual = Measured(fetch_s=fetch_s, rules=rules)
     usual.run()
@@ -247,50 +232,37 @@ def test_a_pause_of_the_loader_lengthens_the_block_that_it_falls_into(fetch_s: f
 
 @pytest.mark.parametrize("fetch_s", [0.0, 0.01, 0.013])
 @on_simulated_device
-def test_the_rate_is_that_of_the_slower_side(fetch_s: float) -> None:
+def test_slower_side_sets_the_rate(fetch_s: float) -> None:
     seen = Measured(fetch_s=fetch_s)
     window = seen.run()
     slower, faster = max(fetch_s, BATCH_S), min(fetch_s, BATCH_S)
     batches = batches_of(window)
-    assert window_rate(window).value == pytest.approx(batches / (slower * batches + faster)), (
-        "once to fill the line"
-    )
+    # the faster side shows once, to fill the line
+    assert window_rate(window).value == pytest.approx(batches / (slower * batches + faster))
     waits_s = sum(block.data_wait_s for block in window.blocks)
     assert waits_s == pytest.approx(fetch_s * batches)
-
-
-@pytest.mark.parametrize("fetch_s", [0.002, 0.013])
-@on_simulated_device
-def test_the_blocks_add_up_to_the_wall_time(fetch_s: float) -> None:
-    seen = Measured(fetch_s=fetch_s)
-    window = seen.run()
-    assert sum(block.seconds for block in window.blocks) == pytest.approx(seen.wall_s, rel=1e-12)
-    assert tuple(seen.told) == window.blocks, "each is told once, in order, the last among them"
-    assert seen.course.longest_s >= max(block.seconds for block in window.blocks), (
-        "the warm-up counts as well"
-    )
+    assert spent_s(window) == pytest.approx(seen.wall_s, rel=1e-12)
+    assert tuple(seen.told) == window.blocks
+    longest_s = max(block.seconds for block in window.blocks)
+    assert seen.course.longest_s >= longest_s
+    assert window.stopped_by == "time"
+    assert RULES.max_s - 1e-9 <= seen.wall_s < RULES.max_s + longest_s
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("length", "fetch_s"), [(157, 0.002), (150, 0.013)])
 @on_simulated_device
-def test_restarts_that_nobody_foresees_take_no_time_from_the_blocks(
-    length: int, fetch_s: float
-) -> None:
+def test_unforeseen_restarts(length: int, fetch_s: float) -> None:
     rules = RULES.model_copy(update={"max_s": 5})
     items = {"length": length, "restart_s": 0.4}
     seen = Measured(fetch_s=fetch_s, items=items, rules=rules, tells_length=False)
     window = seen.run()
     assert window.restarts
-    whole_s = sum(block.seconds for block in window.blocks) + sum(
-        restart.seconds for restart in window.restarts
-    )
-    assert whole_s == pytest.approx(seen.wall_s, rel=1e-12)
+    assert spent_s(window) == pytest.approx(seen.wall_s, rel=1e-12)
     slower, faster = max(fetch_s, BATCH_S), min(fetch_s, BATCH_S)
     steady_s = sum(block.seconds for block in window.blocks) / batches_of(window)
-    assert steady_s == pytest.approx(slower, abs=faster / 20), (
-        "what fills the line after each restart is its own"
-    )
+    # what fills the line after each restart belongs to it
+    assert steady_s == pytest.approx(slower, abs=faster / 20)
     for block in window.blocks:
         assert (
             slower * block.batches - faster <= block.seconds <= slower * block.batches + 2 * faster
@@ -298,7 +270,7 @@ def test_restarts_that_nobody_foresees_take_no_time_from_the_blocks(
 
 
 @on_simulated_device
-def test_restarts_that_are_split_off_lie_between_two_waits_and_add_up_with_the_blocks() -> None:
+def test_foreseen_restarts() -> None:
     seen = Measured(
         fetch_s=0.002,
         items={"length": 150, "restart_s": 0.3},
@@ -309,31 +281,22 @@ def test_restarts_that_are_split_off_lie_between_two_waits_and_add_up_with_the_b
     assert len(window.restarts) > 1
     for restart in window.restarts:
         assert restart.seconds == pytest.approx(0.3 + 0.002 + BATCH_S)
-    whole_s = sum(block.seconds for block in window.blocks) + sum(
-        restart.seconds for restart in window.restarts
-    )
-    assert whole_s == pytest.approx(seen.wall_s, rel=1e-12)
+    assert spent_s(window) == pytest.approx(seen.wall_s, rel=1e-12)
 
 
 @on_simulated_device
-def test_a_loss_that_is_not_finite_is_found_a_block_later_at_the_latest() -> None:
-    block = Measured().run().blocks[0].batches
-    for bad in (0, block - 1, 3 * block):
-        seen = Measured(loss_of=lambda index, bad=bad: float("nan") if index >= bad else 0.0)  # type: ignore[misc] # mypy takes no defaults
-        with pytest.raises(Diverged, match="nan"):
+def test_diverged_loss_is_found_a_block_later_at_most() -> None:
+    window = Measured().run()
+    block = window.blocks[0].batches
+    for bad in (0, block - 1, 3 * block, batches_of(window) - 1):
+        seen = Measured(loss_of=lambda index, bad=bad: inf if index >= bad else 0.0)  # type: ignore[misc] # mypy takes no defaults
+        with pytest.raises(Diverged, match="inf"):
             seen.run()
         assert seen.losses - seen.before <= (bad // block + 2) * block
 
 
 @on_simulated_device
-def test_a_loss_that_ends_the_window_not_finite_is_found_too() -> None:
-    last = batches_of(Measured().run()) - 1
-    with pytest.raises(Diverged, match="inf"):
-        Measured(loss_of=lambda index: inf if index == last else 0.0).run()
-
-
-@on_simulated_device
-def test_a_loss_on_another_device_is_not_read_before_that_device_has_come_to_it() -> None:
+def test_loss_on_another_device() -> None:
     clock = accelerator.use_still_clock()
     edges.perf_counter = clock.now  # type: ignore[attr-defined] # as above
     own, other = (simulated.queue for simulated in DEVICES)
@@ -347,19 +310,9 @@ def test_a_loss_on_another_device_is_not_read_before_that_device_has_come_to_it(
         assert stretch is None or clock.now() >= 5.0 * (block - 1)
 
 
-@pytest.mark.parametrize("fetch_s", [0.002, 0.013])
-@on_simulated_device
-def test_a_window_ends_with_the_first_block_that_passes_its_time(fetch_s: float) -> None:
-    seen = Measured(fetch_s=fetch_s)
-    window = seen.run()
-    assert window.stopped_by == "time"
-    longest_s = max(block.seconds for block in window.blocks)
-    assert RULES.max_s - 1e-9 <= seen.wall_s < RULES.max_s + longest_s
-
-
 @pytest.mark.parametrize("fetch_s", [0.002, 1.3])
 @on_simulated_device
-def test_a_deadline_is_held_though_the_host_is_a_block_ahead(fetch_s: float) -> None:
+def test_deadline_is_held(fetch_s: float) -> None:
     plain = Measured(batch_s=1.0, fetch_s=fetch_s, rules=WindowRules(max_s=60.0, precision=0.0))
     plain.run()
     ends_at = plain.begun + 10.5
@@ -372,7 +325,7 @@ def test_a_deadline_is_held_though_the_host_is_a_block_ahead(fetch_s: float) -> 
 
 
 @on_simulated_device
-def test_the_time_of_what_is_under_way_is_told_at_the_pace_of_what_is_done() -> None:
+def test_under_way() -> None:
     clock = accelerator.use_still_clock()
     edges.perf_counter = clock.now  # type: ignore[attr-defined] # as above
     queue, device = DEVICES[0].queue, open_device("sim:0")
@@ -385,11 +338,7 @@ def test_the_time_of_what_is_under_way_is_told_at_the_pace_of_what_is_done() -> 
     assert clock.now() == 4.0
     assert opened.under_way() == (2, 6.0)
     clock.time = 7.0
-    assert opened.under_way() == (2, 7.0), "it takes longer than those before"
-
-
-def test_the_processor_has_none_and_is_waited_for() -> None:
-    assert open_edges(open_device("cpu"), ALONE) == DrainedEdges(open_device("cpu"))
+    assert opened.under_way() == (2, 7.0)
 
 
 class SideBatches(Group):
@@ -401,15 +350,11 @@ class SideBatches(Group):
 
 
 @on_simulated_device
-def test_ranks_of_which_one_can_time_no_events_drain_all() -> None:
+def test_open_edges() -> None:
+    assert isinstance(open_edges(open_device("cpu"), ALONE), DrainedEdges)
     device = open_device("sim:0")
     assert isinstance(open_edges(device, ALONE), TimedEdges)
     assert isinstance(open_edges(device, SideBatches()), DrainedEdges)
-
-
-@on_simulated_device
-def test_a_device_whose_events_tell_no_time_is_drained() -> None:
-    device = open_device("sim:0")
     accelerator.Event.elapsed_time = refused  # type: ignore[assignment, method-assign] # in this process alone
     assert isinstance(open_edges(device, ALONE), DrainedEdges)
 

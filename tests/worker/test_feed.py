@@ -1,21 +1,19 @@
-"""Batches come epoch after epoch, epochs are counted as they come, and waiting is told from having."""
+"""Deliver batches epoch after epoch, and time each wait."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
-from autotune.config.plan import Workload
 from autotune.config.training_config import TrainingConfig
 from autotune.worker.build import WorkloadFault
 from autotune.worker.feed import Feed
-from autotune.worker.loader import build_loader
+from tests.factories.loops import make_feed
 
 
 class Stream(IterableDataset[torch.Tensor]):
@@ -53,48 +51,31 @@ class Sampler:
 def feed_of(
     dataset: Any, batch_size: int = 4, workers: int = 0, persistent: bool = False, **parts: Any
 ) -> Feed:
-    """A feed of batches."""
-    workload = Workload(model=None, dataset=dataset, **parts)
     config = TrainingConfig(
         micro_batch_size=batch_size, num_workers=workers, persistent_workers=persistent
     )
-    return Feed(build_loader(workload, dataset, config, Path("/nowhere")))
+    return make_feed(dataset, config, **parts)
 
 
 def numbers(count: int) -> TensorDataset:
     return TensorDataset(torch.arange(count))
 
 
-def test_restarts_are_told_at_each_epochs_first_batch() -> None:
+def test_is_restart() -> None:
     feed = feed_of(numbers(12))
     deliveries = [feed.start(), *(feed.take() for _ in range(6))]
-    assert [delivery.is_restart for delivery in deliveries] == [
-        False,
-        False,
-        False,
-        True,
-        False,
-        False,
-        True,
-    ]
+    restarts = [at for at, delivery in enumerate(deliveries) if delivery.is_restart]
+    assert restarts == [3, 6]
     assert feed.epoch_batches == 3
-
-
-@pytest.mark.parametrize(("drop_last", "sizes"), [(True, [4, 4, 4, 4]), (False, [4, 4, 2, 4])])
-def test_a_short_last_batch_comes_only_where_it_is_not_dropped(
-    drop_last: bool, sizes: list[int]
-) -> None:
-    feed = feed_of(numbers(10), drop_last=drop_last)
-    deliveries = [feed.start(), *(feed.take() for _ in range(3))]
-    assert [len(delivery.batch[0]) for delivery in deliveries] == sizes
+    # without workers no batch is ever ready
+    assert deliveries[0].had_to_wait
+    assert feed.ready() == 0
 
 
 @pytest.mark.parametrize(
     ("dataset", "promised"), [(Counted(8), 2), (Stream(8), None), (Untold(8), None)]
 )
-def test_the_length_of_a_streams_epoch_is_known_once_told_or_seen(
-    dataset: Stream, promised: int | None
-) -> None:
+def test_epoch_length_of_a_stream(dataset: Stream, promised: int | None) -> None:
     feed = feed_of(dataset)
     assert feed.epoch_batches == promised
     feed.start()
@@ -103,36 +84,28 @@ def test_the_length_of_a_streams_epoch_is_known_once_told_or_seen(
     assert feed.epoch_batches == 2
 
 
-def test_an_epoch_without_a_batch_is_a_fault_of_the_workload() -> None:
+def test_epoch_without_a_batch() -> None:
     with pytest.raises(WorkloadFault, match="batch_size=16"):
         feed_of(numbers(10), batch_size=16).start()
 
 
-def test_a_sampler_is_told_its_epoch() -> None:
+def test_samplers() -> None:
     sampler = Sampler(4)
     feed = feed_of(numbers(4), sampler=sampler)
     feed.start()
     feed.take()
     assert sampler.epochs == [0, 1]
+    made = feed_of(numbers(8), sampler=lambda data: Sampler(len(data)))
+    assert len(made.start().batch[0]) == 4
 
 
-def test_a_sampler_may_be_made_from_the_dataset() -> None:
-    assert len(feed_of(numbers(8), sampler=lambda data: Sampler(len(data))).start().batch[0]) == 4
-
-
-def test_a_batch_sampler_says_what_a_batch_is() -> None:
+def test_batch_sampler() -> None:
     feed = feed_of(numbers(9), batch_sampler=lambda data, size: [list(range(size - 1))] * 3)
     assert feed.start().batch[0].tolist() == [0, 1, 2]
     assert feed.epoch_batches == 3
 
 
-def test_without_workers_no_batch_ever_lies_ready() -> None:
-    feed = feed_of(numbers(12))
-    assert feed.start().had_to_wait
-    assert feed.ready() == 0
-
-
-def test_batches_that_workers_have_finished_are_counted() -> None:
+def test_ready_batches() -> None:
     feed = feed_of(numbers(400), workers=1)
     feed.start()
     while feed.ready() != 2:  # two a worker, by torch's own prefetch factor
@@ -153,7 +126,7 @@ class Sleeper(TensorDataset):
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_workers_are_ended_and_batches_stay(persistent: bool) -> None:
+def test_stop(persistent: bool) -> None:
     feed = feed_of(numbers(400), workers=2, shuffle=False, persistent=persistent)
     batch = feed.start().batch[0]
     workers = workers_of(feed)
@@ -162,7 +135,7 @@ def test_workers_are_ended_and_batches_stay(persistent: bool) -> None:
     assert batch.tolist() == [0, 1, 2, 3]
 
 
-def test_a_worker_that_hangs_is_killed_without_an_alarm() -> None:
+def test_stop_kills_a_hanging_worker() -> None:
     feed = feed_of(Sleeper(torch.arange(400)), workers=1, shuffle=False)
     feed.start()
     workers = workers_of(feed)
@@ -172,7 +145,7 @@ def test_a_worker_that_hangs_is_killed_without_an_alarm() -> None:
     assert [worker.exitcode for worker in workers] == [-signal.SIGKILL]
 
 
-def test_a_feed_without_workers_stops_at_once() -> None:
+def test_stop_without_workers() -> None:
     feed = feed_of(numbers(8))
     feed.start()
     feed.stop()
@@ -180,9 +153,7 @@ def test_a_feed_without_workers_stops_at_once() -> None:
 
 
 @pytest.mark.parametrize(("length", "workers", "capacity"), [(400, 2, 4), (12, 2, 3), (400, 0, 0)])
-def test_the_queue_holds_two_batches_a_worker_and_never_more_than_an_epoch(
-    length: int, workers: int, capacity: int
-) -> None:
+def test_queue_capacity(length: int, workers: int, capacity: int) -> None:
     assert feed_of(numbers(length), workers=workers).queue_capacity == capacity
 
 

@@ -1,8 +1,8 @@
 """What only a CUDA device can show, the most important first: `make test-gpu`.
 
 Each test runs trials in processes of their own, as a study does, and hands what they tell to a promise of
-gpu_promises.py; test_gpu_promises.py shows that each promise can be broken. No test may make a CUDA context in this
-process: what it forks would inherit it.
+gpu_promises.py; test_gpu_promises.py runs what it can of the cases without a GPU. No test may make a CUDA context in
+this process: what it forks would inherit it.
 """
 
 from __future__ import annotations
@@ -76,13 +76,11 @@ def limit_of(gpus: cases.Gpus, *, gib: float) -> int:
     return gpus.used_bytes + round((gib + 1) * cases.GIB)
 
 
-def test_a_loop_that_the_device_holds_reads_as_busy(busy_run: Measurement) -> None:
+def test_busy_loop(busy_run: Measurement) -> None:
     promises.was_busy(busy_run)
 
 
-def test_a_loop_that_waits_for_its_loader_reads_as_idle(
-    launcher: ForkServerLauncher, gpus: cases.Gpus, tmp_path: Path
-) -> None:
+def test_starved_loop(launcher: ForkServerLauncher, gpus: cases.Gpus, tmp_path: Path) -> None:
     if gpus.busy_fraction > _OTHERS_BUSY:
         pytest.skip(
             f"other processes keep the device busy for {gpus.busy_fraction:.0%} of the time"
@@ -93,15 +91,11 @@ def test_a_loop_that_waits_for_its_loader_reads_as_idle(
     promises.was_starved(run)
 
 
-def test_a_peak_is_what_torch_held_and_what_lies_outside_it(
-    busy_run: Measurement, gpus: cases.Gpus
-) -> None:
+def test_peak_memory(busy_run: Measurement, gpus: cases.Gpus) -> None:
     promises.accounts_for_memory(busy_run, limit_of(gpus, gib=6))
 
 
-def test_what_does_not_fit_below_the_limit_is_out_of_memory_and_the_next_trial_works(
-    launcher: ForkServerLauncher, gpus: cases.Gpus, tmp_path: Path
-) -> None:
+def test_out_of_memory(launcher: ForkServerLauncher, gpus: cases.Gpus, tmp_path: Path) -> None:
     limit_bytes = limit_of(gpus, gib=3)
     for micro_batch_size, promise in ((1024, promises.ran_out_of_memory), (64, promises.measured)):
         result = cases.run(
@@ -117,9 +111,7 @@ def test_what_does_not_fit_below_the_limit_is_out_of_memory_and_the_next_trial_w
 
 
 @pytest.mark.parametrize("amp_dtype", get_args(AmpDtype))
-def test_each_precision_trains_and_computes_as_it_says(
-    amp_dtype: AmpDtype, launcher: ForkServerLauncher, tmp_path: Path
-) -> None:
+def test_precision(amp_dtype: AmpDtype, launcher: ForkServerLauncher, tmp_path: Path) -> None:
     switch = cases.switch_of(amp_dtype)
     if switch:
         pytest.skip(f"{switch} is set here: {amp_dtype} is not what torch makes of it")
@@ -128,23 +120,21 @@ def test_each_precision_trains_and_computes_as_it_says(
     promises.computes_in(witness.told(), amp_dtype)
 
 
-def test_the_profiler_tells_kernels_and_copies(busy_run: Measurement) -> None:
+def test_profiler(busy_run: Measurement) -> None:
     promises.broke_its_time_down(busy_run)
 
 
-def test_clocks_power_and_temperature_are_known(busy_run: Measurement) -> None:
+def test_conditions(busy_run: Measurement) -> None:
     promises.saw_conditions(busy_run)
 
 
-def test_a_kernels_error_is_a_crash_at_the_line_that_launched_it_and_the_next_trial_works(
-    launcher: ForkServerLauncher, tmp_path: Path
-) -> None:
+def test_kernel_error(launcher: ForkServerLauncher, tmp_path: Path) -> None:
     broken = cases.run(launcher, tmp_path, model=cases.LooksUp, dataset=cases.rows_beyond_the_table)
     promises.crashed_at(broken, cases.place_of_the_lookup())
     promises.measured(cases.run(launcher, tmp_path))
 
 
-def test_a_convolution_in_a_full_memory_is_no_crash(
+def test_convolution_in_full_memory(
     launcher: ForkServerLauncher, gpus: cases.Gpus, tmp_path: Path
 ) -> None:
     result = cases.run(
@@ -160,9 +150,7 @@ def test_a_convolution_in_a_full_memory_is_no_crash(
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_pinned_batches_reach_the_device(
-    num_workers: int, launcher: ForkServerLauncher, tmp_path: Path
-) -> None:
+def test_pinned_batches(num_workers: int, launcher: ForkServerLauncher, tmp_path: Path) -> None:
     witness = cases.Witness(tmp_path / "seen")
     promises.measured(
         cases.run(launcher, tmp_path, step=witness, num_workers=num_workers, pin_memory=True)
@@ -190,35 +178,29 @@ def diagnosed(
     ).diagnosis
 
 
-def test_large_batches_of_a_cheap_model_are_copy_bound_and_pinning_is_advised(
-    launcher: ForkServerLauncher, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_copy_bound(launcher: ForkServerLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
     model, collate = cases.FirstNumbers, cases.ReadyBatches(3 * 2**18)  # 192 MiB a batch of 64
     promises.is_copy_bound(diagnosed(launcher, monkeypatch, 64, model=model, collate_fn=collate))
 
 
-def test_many_tiny_kernels_are_launch_bound(
-    launcher: ForkServerLauncher, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_launch_bound(launcher: ForkServerLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
     collate = cases.ReadyBatches(64)
     promises.is_launch_bound(
         diagnosed(launcher, monkeypatch, 16, model=cases.TinyKernels, collate_fn=collate)
     )
 
 
-def test_one_rank_trains_over_nccl(launcher: ForkServerLauncher, tmp_path: Path) -> None:
+def test_nccl(launcher: ForkServerLauncher, tmp_path: Path) -> None:
     witness = cases.Witness(tmp_path / "seen")
     promises.measured(cases.run(launcher, tmp_path, step=witness, strategy="ddp"))
     promises.met_over(witness.told(), "nccl")
 
 
-def test_a_device_beyond_those_there_is_told(launcher: ForkServerLauncher, tmp_path: Path) -> None:
+def test_absent_device(launcher: ForkServerLauncher, tmp_path: Path) -> None:
     promises.refused_the_device(cases.run(launcher, tmp_path, device="cuda:99"), "cuda")
 
 
-def test_the_device_is_described(
-    launcher: ForkServerLauncher, gpus: cases.Gpus, tmp_path: Path
-) -> None:
+def test_environment(launcher: ForkServerLauncher, gpus: cases.Gpus, tmp_path: Path) -> None:
     runner = TrialRunner(
         launcher=launcher, payload=tmp_path, scratch=tmp_path, logs=tmp_path, device="auto", seed=0
     )
@@ -233,9 +215,7 @@ def warm(launcher: ForkServerLauncher, tmp_path: Path) -> Iterator[WarmWorkerLau
     shared.end_shared()
 
 
-def test_trials_in_a_shared_process_compute_each_in_its_precision(
-    warm: WarmWorkerLauncher, tmp_path: Path
-) -> None:
+def test_precision_in_a_shared_process(warm: WarmWorkerLauncher, tmp_path: Path) -> None:
     witness = cases.Witness(tmp_path / "seen")
     precisions: list[AmpDtype] = ["float32", "tf32", "float16", "bfloat16", "tf32", "float32"]
     for number, amp_dtype in enumerate(precisions):
@@ -248,7 +228,7 @@ def test_trials_in_a_shared_process_compute_each_in_its_precision(
             promises.computes_in(witness.told(), amp_dtype)
 
 
-def test_what_ran_out_of_memory_in_a_shared_process_is_no_part_of_the_next_peak(
+def test_peak_in_a_shared_process(
     warm: WarmWorkerLauncher, gpus: cases.Gpus, tmp_path: Path
 ) -> None:
     def run(launcher: Launcher, micro_batch_size: int) -> TrialResult:
@@ -269,17 +249,13 @@ def test_what_ran_out_of_memory_in_a_shared_process_is_no_part_of_the_next_peak(
     promises.peaks_as(after, alone)
 
 
-def test_after_a_kernels_error_a_shared_process_is_begun_anew(
-    warm: WarmWorkerLauncher, tmp_path: Path
-) -> None:
+def test_kernel_error_in_a_shared_process(warm: WarmWorkerLauncher, tmp_path: Path) -> None:
     broken = cases.run(warm, tmp_path, model=cases.LooksUp, dataset=cases.rows_beyond_the_table)
     promises.crashed_at(broken, cases.place_of_the_lookup())
     assert promises.measured(cases.run(warm, tmp_path)).earlier_trials == 0
 
 
-def test_precision_checks_in_a_shared_process_share_their_float32_runs(
-    warm: WarmWorkerLauncher, tmp_path: Path
-) -> None:
+def test_precision_checks_in_a_shared_process(warm: WarmWorkerLauncher, tmp_path: Path) -> None:
     configs = [
         TrainingConfig(micro_batch_size=64, amp_dtype=one)
         for one in ("float16", "bfloat16", "tf32")
@@ -294,9 +270,7 @@ def test_precision_checks_in_a_shared_process_share_their_float32_runs(
         promises.guarded_as(shared, own)
 
 
-def test_a_training_finds_what_a_stress_run_has_compiled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compile_cache_of_a_stress_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     config = TrainingConfig(micro_batch_size=64, compile=True)
@@ -317,9 +291,7 @@ def two_devices(gpus: cases.Gpus) -> None:
 
 
 @pytest.mark.usefixtures("two_devices")
-def test_dataparallel_computes_bfloat16_on_every_device(
-    launcher: ForkServerLauncher, tmp_path: Path
-) -> None:
+def test_dataparallel_in_bfloat16(launcher: ForkServerLauncher, tmp_path: Path) -> None:
     witness = cases.Witness(tmp_path / "seen")
     promises.measured(
         cases.run(
@@ -330,6 +302,6 @@ def test_dataparallel_computes_bfloat16_on_every_device(
 
 
 @pytest.mark.usefixtures("two_devices")
-def test_two_ranks_exchange_their_gradients(launcher: ForkServerLauncher, tmp_path: Path) -> None:
+def test_two_ranks(launcher: ForkServerLauncher, tmp_path: Path) -> None:
     result = cases.run(launcher, tmp_path, strategy="ddp", world_size=2, extras=cases.EVERYTHING)
     promises.exchanged(promises.measured(result), 2)

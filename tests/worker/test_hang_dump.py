@@ -51,20 +51,20 @@ def timers(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         ),
     ],
 )
-def test_words_are_due(
+def test_seconds_until_the_dump(
     timers: list[float], left_s: float, ask: Callable[[HangDump], None], expected_s: float
 ) -> None:
     ask(HangDump(file=sys.stderr, ends_at=NOW + left_s))
     assert timers == [pytest.approx(expected_s)]
 
 
-def test_a_forked_child_has_none(timers: list[float]) -> None:
+def test_forked_child_has_no_dump(timers: list[float]) -> None:
     """faulthandler would wait there without end for its parent's thread."""
     HangDump(file=sys.stderr, ends_at=NOW + 60.0, pid=os.getpid() + 1).before_deadline()
     assert timers == []
 
 
-def test_words_are_taken_back_once_a_block_has_ended(tmp_path: Path) -> None:
+def test_dump_is_erased_after_a_block(tmp_path: Path) -> None:
     path = tmp_path / "stack-1.txt"
     with path.open("w") as file:
         words = HangDump(file=file, ends_at=perf_counter() + 1000.0)
@@ -75,8 +75,7 @@ def test_words_are_taken_back_once_a_block_has_ended(tmp_path: Path) -> None:
             words.unless_a_block_ends(0.2)
             assert path.stat().st_size == 0
             faulthandler.dump_traceback(file=file)
-            assert path.read_text().startswith(("Current thread", "Thread")), (
-                "at the file's start, not behind a hole"
-            )
+            # at the file's start, not behind a hole
+            assert path.read_text().startswith(("Current thread", "Thread"))
         finally:
             faulthandler.cancel_dump_traceback_later()

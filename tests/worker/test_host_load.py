@@ -1,11 +1,9 @@
-"""Others' share of the cores, from the kernel's files as they stand at a window's two edges."""
+"""Read other processes' share of the cores from the kernel's files, at a window's two edges."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -64,84 +62,78 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kernel:
     return made
 
 
-@contextmanager
-def ten_seconds(kernel: Kernel, found: list[HostLoad | None]) -> Iterator[None]:
-    """A window in which the block's changes to the kernel's files happen."""
+def started(kernel: Kernel) -> HostLoadProbe:
+    """Return a probe that was started ten seconds ago."""
     probe = HostLoadProbe()
     probe.start()
     kernel.now += 10
-    yield
-    found.append(probe.stop())
+    return probe
+
+
+def stopped(probe: HostLoadProbe) -> HostLoad:
+    found = probe.stop()
+    assert found is not None
+    return found
 
 
 @needs_linux
-def test_time_on_the_cores_that_the_process_may_use_counts(kernel: Kernel) -> None:
-    found: list[HostLoad | None] = []
-    with ten_seconds(kernel, found):
-        kernel.set_cores((4, 1), (9, 9), (3, 2))
-        kernel.set_process("self", 5)
-    assert found == [
-        HostLoad(seconds=10, cores=2, reachable_cores=2, busy_s=10, own_s=5, stolen_s=3)
-    ]
+def test_reachable_cores(kernel: Kernel) -> None:
+    probe = started(kernel)
+    kernel.set_cores((4, 1), (9, 9), (3, 2))
+    kernel.set_process("self", 5)
+    assert probe.stop() == HostLoad(
+        seconds=10, cores=2, reachable_cores=2, busy_s=10, own_s=5, stolen_s=3
+    )
 
 
 @needs_linux
-def test_loader_workers_that_begin_end_and_go_on_are_the_trials_own(kernel: Kernel) -> None:
-    found: list[HostLoad | None] = []
+def test_time_of_the_process_tree(kernel: Kernel) -> None:
     kernel.set_process("self", 1, children=(11, 12))
     kernel.set_process("11", 2)
     kernel.set_process("12", 2)
-    with ten_seconds(kernel, found):
-        kernel.set_process(
-            "self", 2, reaped_s=5, children=(12, 13, 14)
-        )  # 11 has had 5 s by its end
-        kernel.set_process("12", 3, children=(15,))
-        kernel.set_process("13", 4)
-        kernel.set_process("15", 0.5)  # 14 has just ended
-    assert found[0] is not None
-    assert found[0].own_s == pytest.approx(1 + 3 + 1 + 4 + 0.5)
+    probe = started(kernel)
+    kernel.set_process("self", 2, reaped_s=5, children=(12, 13, 14))  # 11 has had 5 s by its end
+    kernel.set_process("12", 3, children=(15,))
+    kernel.set_process("13", 4)
+    kernel.set_process("15", 0.5)  # 14 has just ended
+    assert stopped(probe).own_s == pytest.approx(1 + 3 + 1 + 4 + 0.5)
 
 
 @needs_linux
-def test_the_groups_own_time_and_pressure_are_read_where_it_has_a_quota(kernel: Kernel) -> None:
-    found: list[HostLoad | None] = []
+def test_group_with_a_quota(kernel: Kernel) -> None:
     kernel.write("job/cpu.max", "100000 100000")
     kernel.write(GROUP, "usage_usec 1000000\nuser_usec 1\n")
     kernel.write(
         "job/cpu.pressure",
         "some avg10=1.00 avg60=0.00 avg300=0.00 total=500000\nfull avg10=0.00 total=7\n",
     )
-    with ten_seconds(kernel, found):
-        kernel.write(GROUP, "usage_usec 9000000\nuser_usec 1\n")
-        kernel.write("job/cpu.pressure", "some avg10=1.00 avg60=0.00 avg300=0.00 total=2500000\n")
-    assert found[0] is not None
-    assert (found[0].cores, found[0].reachable_cores) == (1, 2)
-    assert (found[0].group_s, found[0].pressure_s) == (8.0, 2.0)
+    probe = started(kernel)
+    kernel.write(GROUP, "usage_usec 9000000\nuser_usec 1\n")
+    kernel.write("job/cpu.pressure", "some avg10=1.00 avg60=0.00 avg300=0.00 total=2500000\n")
+    found = stopped(probe)
+    assert (found.cores, found.reachable_cores) == (1, 2)
+    assert (found.group_s, found.pressure_s) == (8.0, 2.0)
 
 
 @needs_linux
-def test_without_a_quota_the_machines_pressure_is_read(kernel: Kernel) -> None:
-    found: list[HostLoad | None] = []
+def test_group_without_a_quota(kernel: Kernel) -> None:
     kernel.write("proc/pressure/cpu", "some avg10=1.00 avg60=0.00 avg300=0.00 total=0\n")
     kernel.write(GROUP, "usage_usec 1000000\n")
-    with ten_seconds(kernel, found):
-        kernel.write("proc/pressure/cpu", "some avg10=1.00 avg60=0.00 avg300=0.00 total=3000000\n")
-    assert found[0] is not None
-    assert (found[0].group_s, found[0].pressure_s) == (None, 3.0)
+    probe = started(kernel)
+    kernel.write("proc/pressure/cpu", "some avg10=1.00 avg60=0.00 avg300=0.00 total=3000000\n")
+    found = stopped(probe)
+    assert (found.group_s, found.pressure_s) == (None, 3.0)
 
 
 @needs_linux
 @pytest.mark.parametrize("missing", ["proc/self/task/self/children", "proc/stat"])
-def test_nothing_is_told_where_the_kernel_does_not_tell_all(kernel: Kernel, missing: str) -> None:
+def test_missing_files(kernel: Kernel, missing: str) -> None:
     """Without a list of children the trial's own loader workers would be told as others."""
-    found: list[HostLoad | None] = []
     (kernel.folder / missing).unlink()
-    with ten_seconds(kernel, found):
-        pass
-    assert found == [None]
+    assert started(kernel).stop() is None
 
 
-def test_a_system_without_such_files_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_system_without_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     probe = HostLoadProbe()
     probe.start()

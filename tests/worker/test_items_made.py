@@ -1,19 +1,18 @@
-"""Items are counted where they are made, and a count that does not fit the batches is none."""
+"""Count items where they are made; a count that does not fit the batches is dropped."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, _utils
 
-from autotune.config.plan import Workload
 from autotune.config.training_config import TrainingConfig
 from autotune.worker import feed as items_made
-from autotune.worker.feed import Feed, ItemCounter
-from autotune.worker.loader import build_loader
+from autotune.worker.feed import ItemCounter
+from tests.factories.loops import make_feed
 
 
 class Watched(Dataset[int]):
@@ -34,7 +33,8 @@ class Whole(Watched):
     """Makes a batch's items at once."""
 
     def __getitems__(self, indices: Any) -> list[int]:
-        assert type(indices) is list, "the user's code is given what torch gives it"
+        # the user's code is given what torch gives it
+        assert type(indices) is list
         return [self[index] for index in indices]
 
 
@@ -65,51 +65,44 @@ def slots(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
+def part_of_watched(slots: list[int]) -> Subset[int]:
+    return Subset(Watched(slots), range(8))
+
+
 @pytest.mark.parametrize(
-    ("kind", "size", "seen"),
+    ("make", "size", "seen"),
     [
         (Watched, 4, [0, 1, 2, 3, 4, 5, 6, 7]),
+        (part_of_watched, 4, [0, 1, 2, 3, 4, 5, 6, 7]),
         (Whole, 4, [0, 0, 0, 0, 4, 4, 4, 4]),
         (Stream, 4, [0, 1, 2, 3, 4, 5, 6, 7]),
         (WholeBatches, None, [0, 4]),
     ],
 )
 def test_items_are_counted_as_they_are_made(
-    kind: Any, size: int | None, seen: list[int], slots: list[int], monkeypatch: pytest.MonkeyPatch
+    make: Any, size: int | None, seen: list[int], slots: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = kind(slots)
-    monkeypatch.setattr(items_made, "get_worker_info", lambda: type("Info", (), {"dataset": data}))
+    data = make(slots)
+    monkeypatch.setattr(items_made, "get_worker_info", lambda: SimpleNamespace(dataset=data))
     batches = list(DataLoader(data, batch_size=size))
-    assert data.seen == seen
+    assert getattr(data, "dataset", data).seen == seen
     assert slots == [8]
     assert sum(len(batch) for batch in batches) == 8
 
 
-def test_a_subset_of_plain_items_is_counted_one_by_one(
-    slots: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data = Watched(slots)
-    part = Subset(data, range(4))
-    monkeypatch.setattr(items_made, "get_worker_info", lambda: type("Info", (), {"dataset": part}))
-    list(DataLoader(part, batch_size=4))
-    assert data.seen == [0, 1, 2, 3]
-
-
-def test_a_loader_inside_of_the_dataset_is_not_counted(
-    slots: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(items_made, "get_worker_info", lambda: type("Info", (), {"dataset": None}))
+def test_inner_loader_is_not_counted(slots: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(items_made, "get_worker_info", lambda: SimpleNamespace(dataset=None))
     list(DataLoader(Watched(slots), batch_size=4))
     assert slots == [0]
 
 
-def test_threads_of_this_process_do_not_count() -> None:
+def test_threads_do_not_count() -> None:
     plain = _utils.fetch._MapDatasetFetcher.fetch
     items_made._Counting([0], None)(0)
     assert _utils.fetch._MapDatasetFetcher.fetch is plain
 
 
-def test_the_loader_is_as_it_was_once_its_iterator_is_made() -> None:
+def test_loader_is_restored() -> None:
     calls = list[int]()
     loader = DataLoader(TensorDataset(torch.zeros(8)), num_workers=2, worker_init_fn=calls.append)
     own, counter = loader.worker_init_fn, ItemCounter()
@@ -126,7 +119,7 @@ def test_the_loader_is_as_it_was_once_its_iterator_is_made() -> None:
 @pytest.mark.parametrize(
     ("made", "is_known"), [(7, False), (8, True), (8 + 2 * 3 * 4, True), (8 + 2 * 3 * 4 + 1, False)]
 )
-def test_a_count_that_does_not_fit_what_came_is_none(made: int, is_known: bool) -> None:
+def test_impossible_counts(made: int, is_known: bool) -> None:
     loader = DataLoader(
         TensorDataset(torch.zeros(64)), batch_size=4, num_workers=2, prefetch_factor=3
     )
@@ -138,10 +131,10 @@ def test_a_count_that_does_not_fit_what_came_is_none(made: int, is_known: bool) 
     counter._slots[0] = made
     assert counter.made() == (made if is_known else None)
     counter._slots[0] = 8
-    assert counter.made() == (8 if is_known else None), "once it did not fit, it is none for good"
+    assert counter.made() == (8 if is_known else None)
 
 
-def test_without_workers_nothing_is_counted() -> None:
+def test_no_workers() -> None:
     loader = DataLoader(TensorDataset(torch.zeros(8)))
     counter = ItemCounter()
     counter.begin(loader)
@@ -149,15 +142,12 @@ def test_without_workers_nothing_is_counted() -> None:
     assert counter.made() is None
 
 
-def test_workers_count_over_epochs_and_get_their_queue_when_it_is_empty(
+def test_counts_over_epochs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     data = TensorDataset(torch.arange(64))
     config = TrainingConfig(micro_batch_size=4, num_workers=2, prefetch_factor=4)
-    feed = Feed(
-        build_loader(Workload(model=None, dataset=data), data, config, Path("/nowhere")),
-        is_shallow=True,
-    )
+    feed = make_feed(data, config, is_shallow=True)
     feed.start()
     iterator: Any = feed._iterator
     assert iterator._send_idx - iterator._rcvd_idx == 2

@@ -53,7 +53,7 @@ SUFFIX = (
     ],
     ids=lambda error: str(error)[:60].partition("\n")[0],
 )
-def test_a_kernel_that_failed_is_told_by_what_the_device_says(error: BaseException) -> None:
+def test_kernel_failures(error: BaseException) -> None:
     assert is_kernel_failure(error)
     outer = ValueError("the step failed")
     outer.__cause__ = error
@@ -77,11 +77,11 @@ def test_a_kernel_that_failed_is_told_by_what_the_device_says(error: BaseExcepti
     ],
     ids=lambda error: str(error)[:60],
 )
-def test_what_a_call_itself_refuses_is_no_kernels_failure(error: BaseException) -> None:
+def test_other_failures(error: BaseException) -> None:
     assert not is_kernel_failure(error)
 
 
-def test_launches_wait_once_the_process_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_block_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", {})
     assert not launches_block()
     block_launches()
@@ -99,7 +99,7 @@ def test_launches_wait_once_the_process_is_told_to(monkeypatch: pytest.MonkeyPat
         ("CUDA_LAUNCH_BLOCKING", "1", "cpu", None),
     ],
 )
-def test_a_variable_that_has_launches_wait_is_told_where_it_has_an_effect(
+def test_blocking_variable(
     name: str, value: str, kind: str, told: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for variable in ("CUDA_LAUNCH_BLOCKING", "AMD_SERIALIZE_KERNEL"):

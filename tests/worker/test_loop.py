@@ -1,11 +1,10 @@
-"""The measuring loop: what it counts, where its windows end, and what it refuses. Nothing here looks at a time."""
+"""Run the measuring loop: what it counts, where its windows end, and what it refuses."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -19,12 +18,11 @@ from autotune.config.training_config import TrainingConfig
 from autotune.policy import WindowRules
 from autotune.records.measurement import Block, Window
 from autotune.worker import window as loop
-from autotune.worker.build import build_model, build_optimizer
 from autotune.worker.device import open_device
 from autotune.worker.feed import Delivery, Feed
-from autotune.worker.loader import build_loader
-from autotune.worker.step import NoTrainer, infer_step, make_trainer
+from autotune.worker.step import NoTrainer, open_trainer
 from autotune.worker.window import Diverged, Run, Stretch, measure_window, train_block, warm_up
+from tests.factories.loops import make_feed
 
 RULES = WindowRules(max_s=0.3, precision=0.5, block_s=0.01, warm_up_min_s=0.0)
 LONG_EPOCHS = RULES.model_copy(update={"whole_epochs_up_to_s": 0.0})
@@ -42,18 +40,10 @@ def measured(
     """A window over a small linear model; a dataset of some length, the last batch kept."""
     config = TrainingConfig(lr=lr, **({"micro_batch_size": 8} | settings))
     data = TensorDataset(torch.randn(length, 4), torch.randint(0, 2, (length,)))
-    workload = Workload(model=nn.Linear(4, 2), dataset=data, loss=loss, drop_last=False)
-    device = open_device("cpu")
-    feed = Feed(build_loader(workload, data, config, Path("/nowhere")))
+    feed = make_feed(data, config, drop_last=False)
     first = feed.start()
-    model = build_model(workload, config, device)
-    trainer = make_trainer(
-        model,
-        build_optimizer(workload, model, lr),
-        infer_step(workload, first.batch),
-        config,
-        device,
-    )
+    workload = Workload(model=None, dataset=data, loss=loss)
+    trainer = open_trainer(workload, nn.Linear(4, 2), first.batch, config, open_device("cpu"))
     capacity = 2 * config.num_workers
     scale = trainer.scaler.get_scale()
     run = Run(
@@ -65,7 +55,7 @@ def measured(
     return window, run
 
 
-def test_where_a_process_has_trained_before_one_step_comes_before_steady_ones() -> None:
+def test_first_steps_of_a_used_process() -> None:
     # blocks of an optimizer step each
     rules = RULES.model_copy(update={"warm_up_block_s": 0.0, "slow_factor": math.inf})
     usual, _ = measured(rules=rules, grad_accum_steps=2)
@@ -74,71 +64,54 @@ def test_where_a_process_has_trained_before_one_step_comes_before_steady_ones() 
     assert shared.is_steady
 
 
-def test_short_epochs_are_measured_whole_and_the_samples_that_came_are_counted() -> None:
+def test_short_epochs_are_measured_whole() -> None:
     window, run = measured(length=20)
     assert run.feed.epoch_batches == 3
     assert window.whole_epochs
     for block in window.blocks:
         assert block.batches % 3 == 0
         assert block.samples * 3 == block.batches * 20
-    assert not window.restarts, "they lie inside the blocks"
+    assert not window.restarts
+    # the blocks hold them, and yet they are recorded
+    batches = sum(block.batches for block in window.blocks)
+    assert len(run.restarts) in {batches // 3, batches // 3 + 1}
 
 
 @pytest.mark.parametrize("batches", [1, 3])
-def test_long_epochs_of_few_batches_are_measured_whole(batches: int) -> None:
+def test_epochs_of_few_batches_are_measured_whole(batches: int) -> None:
     window, _ = measured(length=8 * batches, rules=LONG_EPOCHS)
     assert window.whole_epochs
 
 
-def test_a_restart_takes_its_refill_out_of_the_blocks() -> None:
+def test_refill_belongs_to_the_restart() -> None:
     window, _ = measured(
-        length=8 * 6, rules=LONG_EPOCHS.model_copy(update={"max_s": 0.5, "precision": 0.0})
+        length=8 * 6, rules=LONG_EPOCHS.model_copy(update={"max_s": 1.5, "precision": 0.0})
     )
     assert not window.whole_epochs
     assert window.restarts
-    assert all(restart.samples == 8 for restart in window.restarts), (
-        "without a queue the first batch alone"
-    )
+    # without a queue the first batch alone
+    assert all(restart.samples == 8 for restart in window.restarts)
 
 
 def test_blocks_hold_whole_optimizer_steps() -> None:
-    window, run = measured(grad_accum_steps=3, length=10**6)
+    short = RULES.model_copy(update={"warm_up_max_s": 0.0})
+    window, run = measured(rules=short, grad_accum_steps=3, length=10**6)
     assert not window.whole_epochs
-    assert all(block.batches % 3 == 0 for block in window.blocks)
+    assert all(
+        batches % 3 == 0
+        for batches in (window.warm_up_batches, *(block.batches for block in window.blocks))
+    )
     assert run.trainer.accumulated == 0
-
-
-def test_a_pause_ends_a_block_after_a_whole_optimizer_step() -> None:
-    _, run = measured(grad_accum_steps=3, length=10**4)
     run.pause_at = 0.0
     assert train_block(run, 30).block.batches == 3
     assert run.trainer.accumulated == 0
-
-
-def test_a_window_begins_at_a_whole_optimizer_step_though_the_warm_up_ran_out_of_time() -> None:
-    window, run = measured(
-        rules=RULES.model_copy(update={"warm_up_max_s": 0.0}), grad_accum_steps=7, length=10**5
-    )
-    assert window.warm_up_batches % 7 == 0
-    assert run.trainer.accumulated == 0
-
-
-def test_restarts_are_noted_also_where_the_blocks_hold_them() -> None:
-    window, run = measured(length=8 * 6)
-    assert window.whole_epochs
-    assert not window.restarts
-    batches = sum(block.batches for block in window.blocks)
-    assert len(run.restarts) in {batches // 6, batches // 6 + 1}
-    assert all(restart.samples == 8 for restart in run.restarts), (
-        "without a queue the first batch alone"
-    )
 
 
 @pytest.mark.parametrize(
     ("is_persistent", "is_iterable", "restart_s"),
     [(False, False, 3.3), (False, True, 3.3), (True, False, 0.0), (True, True, 2.8)],
 )
-def test_persistent_workers_are_not_expected_to_start_anew(
+def test_expected_restart(
     is_persistent: bool, is_iterable: bool, restart_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, run = measured(length=8 * 6)
@@ -151,20 +124,18 @@ def test_persistent_workers_are_not_expected_to_start_anew(
     assert loop._expected_restart_s(run, [stretch]) == pytest.approx(restart_s)
 
 
-def test_an_endless_wish_for_precision_ends_with_the_time() -> None:
-    window, _ = measured(rules=RULES.model_copy(update={"max_s": 0.2, "precision": 0.0}))
-    assert window.stopped_by == "time"
-
-
-def test_a_window_near_the_deadline_is_ended_not_lost() -> None:
-    window, _ = measured(
-        ends_in_s=0, rules=RULES.model_copy(update={"max_s": 60.0, "precision": 0.0})
-    )
-    assert window.stopped_by == "deadline"
+@pytest.mark.parametrize(
+    ("max_s", "ends_in_s", "stopped_by"), [(0.2, 60, "time"), (60.0, 0, "deadline")]
+)
+def test_stopped_by(max_s: float, ends_in_s: float, stopped_by: str) -> None:
+    rules = RULES.model_copy(update={"max_s": max_s, "precision": 0.0})
+    window, _ = measured(rules=rules, ends_in_s=ends_in_s)
+    assert window.stopped_by == stopped_by
     assert len(window.blocks) >= 3
 
 
-def test_what_lies_ready_at_the_edges_is_noted_and_the_queue_seen_through() -> None:
+def test_queue_is_read_and_used_up_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Feed, "made", lambda _: None)  # a count would do instead
     window, run = measured(num_workers=1, length=10**5)
     assert window.queue_at_start is not None
     assert window.queue_at_end is not None
@@ -172,21 +143,13 @@ def test_what_lies_ready_at_the_edges_is_noted_and_the_queue_seen_through() -> N
     assert not run.feed.watches_queue
 
 
-@pytest.mark.parametrize(
-    ("loss", "value"),
-    [
-        (lambda outputs, _: outputs.sum() * float("nan"), "nan"),
-        (lambda outputs, _: outputs.sum() + float("inf"), "inf"),
-    ],
-)
-def test_a_loss_that_is_not_finite_ends_the_trial(
-    loss: Callable[[Tensor, Tensor], Tensor], value: str
-) -> None:
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_loss_must_be_finite(value: str) -> None:
     with pytest.raises(Diverged, match=rf"{value}.*\b0\.001\b"):
-        measured(loss=loss)
+        measured(loss=lambda outputs, _: outputs.sum() + float(value))
 
 
-def test_float16_that_skips_its_steps_is_refused() -> None:
+def test_float16_that_skips_steps_diverges() -> None:
     def overflowing(outputs: Tensor, _: Tensor) -> Tensor:
         return OverflowingGradient.apply(outputs.float().sum())  # type: ignore[no-any-return, no-untyped-call] # torch's
 
@@ -251,26 +214,21 @@ class ScriptedFeed:
 @pytest.mark.parametrize(
     ("learns", "ready", "take_s"), [(True, 2, 1e-9), (True, None, None), (False, 2, None)]
 )
-def test_the_warm_up_learns_what_taking_a_ready_batch_costs_a_host(
+def test_warm_up_learns_the_time_of_a_take(
     learns: bool, ready: int | None, take_s: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Run, "learns_takes", learns)  # as on an accelerator
     feed = ScriptedFeed([(1e-9, False)], queued=ready)
-    run = Run(
-        feed, NoTrainer(TrainingConfig(micro_batch_size=1, lr=1.0, num_workers=2)), 2, math.inf
-    )
+    run = Run(feed, NoTrainer(TrainingConfig(num_workers=2)), 2, math.inf)
     warm_up(run, RULES, feed.take())
     assert run.take_s == take_s
 
 
-def test_taking_a_ready_batch_is_no_waiting_for_data() -> None:
+def test_take_of_a_ready_batch_is_no_wait() -> None:
     feed = ScriptedFeed([(1.4e-9, False), (1e-9, False), (9e-9, True)])
-    run = Run(
-        feed, NoTrainer(TrainingConfig(micro_batch_size=1, lr=1.0, num_workers=2)), 2, math.inf
-    )
-    run.take_s = 1e-9
+    run = Run(feed, NoTrainer(TrainingConfig(num_workers=2)), 2, math.inf, take_s=1e-9)
     block = train_block(run, 6).block
     assert block.data_wait_s == pytest.approx(22.8e-9)
-    assert block.starved_s == pytest.approx(16e-9), "of each long wait, less the taking itself"
+    assert block.starved_s == pytest.approx(16e-9)
     assert block.waited_s == block.starved_s
     assert block.ready_at_end == 2

@@ -1,4 +1,4 @@
-"""Cores and RAM are the least of what the machine and the control groups grant."""
+"""Read the cores and RAM that the machine and its control groups grant, and peaks of processes."""
 
 from __future__ import annotations
 
@@ -26,14 +26,6 @@ def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
     monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"total": 64 * GIB}))
     return tmp_path / "cgroup"
-
-
-def write(groups: Path, membership: str, files: dict[str, str]) -> None:
-    """Fill the tree."""
-    (groups.parent / "membership").write_text(membership)
-    for name, text in files.items():
-        (groups / name).parent.mkdir(parents=True, exist_ok=True)
-        (groups / name).write_text(text)
 
 
 @pytest.mark.parametrize(
@@ -82,33 +74,20 @@ def write(groups: Path, membership: str, files: dict[str, str]) -> None:
             64,
         ),
     ],
-    ids=[
-        "none",
-        "unlimited",
-        "v2",
-        "v2 nested",
-        "v2 seen from inside",
-        "less than one",
-        "more than there is",
-        "garbage",
-        "v1",
-        "v1 unlimited",
-    ],
 )
-def test_the_tightest_limit_counts(
+def test_tightest_limit(
     membership: str, files: dict[str, str], cores: int, ram: int, groups: Path
 ) -> None:
-    write(groups, membership, files)
+    assert (processor.usable_cores(), device.usable_ram_bytes()) == (16, 64 * GIB)
+    (groups.parent / "membership").write_text(membership)
+    for name, text in files.items():
+        (groups / name).parent.mkdir(parents=True, exist_ok=True)
+        (groups / name).write_text(text)
     assert processor.usable_cores() == cores
     assert device.usable_ram_bytes() == ram * GIB
 
 
-def test_without_control_groups_the_machine_counts(groups: Path) -> None:
-    assert processor.usable_cores() == 16
-    assert device.usable_ram_bytes() == 64 * GIB
-
-
-def test_the_processor_is_named() -> None:
+def test_processor() -> None:
     assert processor.processor_name()
     assert isinstance(device.processor_flags(), frozenset)
 
@@ -124,7 +103,7 @@ def _rise_and_fall(conn: Any) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="peaks of other processes are read from /proc")
-def test_a_peak_that_a_worker_has_had_and_given_back_counts() -> None:
+def test_peak_of_a_worker() -> None:
     here, there = get_context("fork").Pipe()
     worker = get_context("fork").Process(target=_rise_and_fall, args=(there,))
     worker.start()

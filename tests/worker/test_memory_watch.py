@@ -1,4 +1,4 @@
-"""A training that keeps something of every batch shows by how much it grows; one that keeps nothing does not."""
+"""Watch how memory grows over the blocks of a window."""
 
 from __future__ import annotations
 
@@ -44,25 +44,25 @@ def growth_of_training(kept: list[torch.Tensor] | None) -> dict[str, MemoryGrowt
     return {found.kind: found for found in watch.growth()}
 
 
-def test_a_list_that_keeps_tensors_is_a_growth_of_their_size_a_batch() -> None:
+def test_leak() -> None:
     found = growth_of_training([])
     assert {*found} == {"host"}  # the CPU has no memory of its own
     assert found["host"].low > 0
     assert 0.7 * LEAK_BYTES < found["host"].bytes_per_batch < 1.5 * LEAK_BYTES
 
 
-def test_training_that_keeps_nothing_shows_no_such_growth() -> None:
+def test_no_leak() -> None:
     assert growth_of_training(None)["host"].bytes_per_batch < LEAK_BYTES / 8
 
 
-def test_a_window_of_seven_blocks_tells_how_memory_grows() -> None:
+def test_seven_blocks_are_enough() -> None:
     with open_memory_watch(open_device("cpu")) as watch:
         for _ in range(7):
             watch.after(block())
     assert [found.kind for found in watch.growth()] == ["host"]
 
 
-def test_where_a_worker_has_ended_no_growth_is_made_up_of_the_rest() -> None:
+def test_worker_that_ends() -> None:
     worker = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     with open_memory_watch(open_device("cpu")) as watch:
         watch.after(block())
@@ -72,31 +72,16 @@ def test_where_a_worker_has_ended_no_growth_is_made_up_of_the_rest() -> None:
         assert watch.growth() == ()
 
 
-def test_a_process_is_read_by_one_call_a_block_and_its_file_is_closed_at_the_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    opened, read, open_file, read_file = list[int](), list[int](), os.open, os.pread
-
-    def opening(path: str, flags: int) -> int:
-        opened.append(open_file(path, flags))
-        return opened[-1]
-
-    def reading(descriptor: int, length: int, offset: int) -> bytes:
-        read.append(descriptor)
-        return read_file(descriptor, length, offset)
-
-    monkeypatch.setattr(os, "open", opening)
-    monkeypatch.setattr(os, "pread", reading)
+def test_files_are_closed() -> None:
     with open_memory_watch(open_device("cpu")) as watch:
-        for _ in range(BLOCKS):
-            watch.after(block())
-    assert read == BLOCKS * opened
-    for descriptor in opened:
+        descriptors = [*watch.statm]
+    assert descriptors
+    for descriptor in descriptors:
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(descriptor)
 
 
-def test_time_before_the_first_block_has_ended_and_after_the_last_is_none_of_the_growths(
+def test_seconds_of_growth(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [50.0]

@@ -1,10 +1,7 @@
-"""NVML's readings, by the real pynvml over a library that plays scenarios: each reading, and each refusal."""
+"""Read NVML by the real pynvml, over a library that plays scenarios."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,7 +27,7 @@ from autotune.worker.nvml import (
     utilization_since,
     visible_gpu,
 )
-from tests.nvml_stub import NO_PERMISSION, NOT_FOUND, NOT_SUPPORTED, NvmlStub
+from tests.nvml_stub import NO_PERMISSION, NOT_SUPPORTED, NvmlStub
 
 ANSWERS = {
     "driver": "580.65.06",
@@ -102,7 +99,7 @@ def all_readings(gpu: Gpu) -> dict[str, object]:
     return found
 
 
-def test_everything_that_a_gpu_tells_is_read_in_our_units(answering: NvmlStub) -> None:
+def test_all_readings(answering: NvmlStub) -> None:
     assert all_readings(opened()) == {
         "driver": "580.65.06",
         "cuda": 13,
@@ -125,43 +122,36 @@ def test_everything_that_a_gpu_tells_is_read_in_our_units(answering: NvmlStub) -
     assert answering.live_samples == 0
 
 
-@pytest.mark.parametrize("error", [NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND])
-def test_what_nvml_refuses_is_missing_and_all_else_is_read(error: int, answering: NvmlStub) -> None:
+@pytest.mark.parametrize("error", [NOT_SUPPORTED, NO_PERMISSION])
+def test_refused_readings(error: int, answering: NvmlStub) -> None:
     gpu = opened()
     whole = all_readings(gpu)
     for function, reading in READ_BY.items():
         answering.refuse(function, error)
         missing: dict[str, Any] | None = {} if isinstance(whole[reading], dict) else None
         assert all_readings(gpu) == whole | {reading: missing}, function
-        assert answering.live_samples == 0, "what was allocated for GPM is freed"
+        assert answering.live_samples == 0
         answering.play(**{f"refuse.{function}": None})
 
 
-def test_clocks_of_both_kinds_are_missing_where_nvml_refuses_them(answering: NvmlStub) -> None:
+def test_refused_clocks(answering: NvmlStub) -> None:
     answering.refuse("nvmlDeviceGetClockInfo", NO_PERMISSION)
     edge = read_edge(opened())
     assert (edge.sm_clock_mhz, edge.memory_clock_mhz, edge.temperature_c) == (None, None, 61)
 
 
-@pytest.mark.parametrize(
-    ("newer", "reading"),
-    [
-        ("nvmlDeviceGetCurrentClocksEventReasons", "event_bits"),
-        ("nvmlDeviceGetTemperatureV", "temperature_c"),
-    ],
-)
 @pytest.mark.parametrize("lacks", ["driver", "pynvml"])
-def test_an_older_name_serves_where_driver_or_pynvml_lack_the_newer(
-    newer: str, reading: str, lacks: str, answering: NvmlStub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if lacks == "driver":
-        answering.refuse(newer, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-    else:
-        monkeypatch.delattr(pynvml, newer)
-    assert getattr(read_edge(opened()), reading) == {"event_bits": 4, "temperature_c": 61}[reading]
+def test_older_names(lacks: str, answering: NvmlStub, monkeypatch: pytest.MonkeyPatch) -> None:
+    for newer in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetTemperatureV"):
+        if lacks == "driver":
+            answering.refuse(newer, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        else:
+            monkeypatch.delattr(pynvml, newer)
+    edge = read_edge(opened())
+    assert (edge.event_bits, edge.temperature_c) == (4, 61)
 
 
-def test_an_old_driver_tells_what_it_can(
+def test_old_driver(
     answering: NvmlStub, nvml_libraries: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     new = all_readings(opened())
@@ -170,27 +160,14 @@ def test_an_old_driver_tells_what_it_can(
     assert all_readings(opened()) == new | {"memory": None, "gpm": {}}
 
 
-def test_without_a_driver_no_device_is_found(nvml: NvmlStub) -> None:
+def test_no_driver(nvml: NvmlStub) -> None:
     nvml.refuse("nvmlInitWithFlags", pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
     assert gpu_with_uuid("GPU-0") is None
     assert visible_gpu(0) is None
     assert driver_version() is None
 
 
-def test_a_child_process_finds_the_library_that_plays(nvml: NvmlStub) -> None:
-    nvml.play(devices=2, driver="580.1", **{"1.uuid": "GPU-1"})
-    script = (
-        "import pynvml, torch\npynvml.nvmlInit()\n"
-        "print(pynvml.nvmlSystemGetDriverVersion(), *torch.cuda._raw_device_uuid_nvml())"
-    )
-    environment = {**os.environ, **nvml.environment}
-    found = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
-    )
-    assert found.stdout.split() == ["580.1", "GPU-0", "GPU-1"]
-
-
-def test_without_the_library_no_device_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_library(name: str) -> None:
         raise OSError(f"{name}: cannot open shared object file")
 
@@ -201,7 +178,7 @@ def test_without_the_library_no_device_is_found(monkeypatch: pytest.MonkeyPatch)
     assert driver_version() is None
 
 
-def test_samples_before_the_moment_that_is_asked_for_are_left_out(answering: NvmlStub) -> None:
+def test_utilization_since(answering: NvmlStub) -> None:
     gpu = opened()
     assert utilization_since(gpu, 100) == [GpuSample(time_us=300, busy_fraction=1.0)]
     assert utilization_since(gpu, 300) is None
@@ -215,9 +192,7 @@ class TestMig:
         own = {"uuid": "MIG-7", "instance": 9, "parent": 0, "memory_used": 2**30, "gpm.1": 31.0}
         answering.play(mig_mode=1, **{f"mig.{key}": value for key, value in own.items()})
 
-    def test_memory_and_gpm_are_the_instances_and_clocks_the_whole_gpus(
-        self, answering: NvmlStub
-    ) -> None:
+    def test_readings_of_an_instance(self, answering: NvmlStub) -> None:
         gpu = opened("MIG-7")
         assert gpu.instance == 9
         assert all_readings(gpu) == all_readings(opened()) | {
@@ -230,90 +205,51 @@ class TestMig:
         assert answering.calls("nvmlGpmMigSampleGet") == 2
         assert answering.live_samples == 0
 
-    @pytest.mark.parametrize(
-        ("function", "left"),
-        [
-            (
-                "nvmlDeviceGetDeviceHandleFromMigDeviceHandle",
-                {"driver": "580.65.06", "cuda": 13, "memory": 2**30},
-            ),
-            ("nvmlGpmMigSampleGet", None),
-        ],
-    )
-    def test_a_user_who_may_not_see_the_whole_gpu_is_told_of_the_instance(
-        self, function: str, left: dict[str, object] | None, answering: NvmlStub
-    ) -> None:
-        whole = all_readings(opened("MIG-7"))
-        answering.refuse(function, NO_PERMISSION)
-        found = all_readings(opened("MIG-7"))
-        if left is None:
-            assert found == whole | {"gpm": {}}
-        else:
-            assert {name: value for name, value in found.items() if value not in (None, {})} == left
+    def test_user_who_may_not_see_the_whole_gpu(self, answering: NvmlStub) -> None:
+        answering.refuse("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", NO_PERMISSION)
+        found = {name: value for name, value in all_readings(opened("MIG-7")).items() if value}
+        assert found == {"driver": "580.65.06", "cuda": 13, "memory": 2**30}
         assert answering.live_samples == 0
 
-    def test_torchs_uuid_of_an_instance_leads_to_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(
-            torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="7")
-        )
-        assert [gpu.uuid for gpu in gpus_of((torch.device("cuda:0"),))] == ["MIG-7"]
-
-    def test_the_uuid_of_the_whole_gpu_leads_to_no_reading(
-        self, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize(("uuid", "found"), [("7", ["MIG-7"]), ("0", [])])
+    def test_uuid_of_torch(
+        self, uuid: str, found: list[str], answering: NvmlStub, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(
-            torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="0")
-        )
-        assert gpus_of((torch.device("cuda:0"),)) == ()
+        answering.play(**{"1.uuid": "GPU-7"})  # an instance is preferred
+        torch_has(monkeypatch, uuid)
+        assert [gpu.uuid for gpu in gpus_of((torch.device("cuda:0"),))] == found
 
-    def test_an_instance_is_preferred_to_a_gpu_with_the_same_uuid(
-        self, answering: NvmlStub, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        answering.play(**{"0.uuid": "GPU-7"})
-        monkeypatch.setattr(
-            torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="7")
-        )
-        assert [gpu.uuid for gpu in gpus_of((torch.device("cuda:0"),))] == ["MIG-7"]
-
-    def test_a_visible_instance_is_found_by_its_name(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_visible_instance(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-7")
         gpu = visible_gpu(0)
         assert gpu is not None
         assert gpu.uuid == "MIG-7"
 
 
+def torch_has(monkeypatch: pytest.MonkeyPatch, *uuids: str | None) -> None:
+    """Give torch CUDA devices with these UUIDs; None for one without."""
+    own = [SimpleNamespace() if uuid is None else SimpleNamespace(uuid=uuid) for uuid in uuids]
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: own[device.index])
+
+
 @pytest.mark.parametrize("mig_mode", [0, None])
-def test_a_gpu_that_mig_could_split_is_read_as_a_whole(
+def test_gpu_that_mig_could_split(
     mig_mode: int | None, nvml: NvmlStub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if mig_mode is not None:
         nvml.play(mig_mode=mig_mode)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="0"))
+    torch_has(monkeypatch, "0")
     assert [gpu.uuid for gpu in gpus_of((torch.device("cuda:0"),))] == ["GPU-0"]
 
 
-@pytest.mark.parametrize("prefix", ["", "GPU-"])
-def test_torchs_devices_are_found_by_uuid(
-    prefix: str, nvml: NvmlStub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpus_of(nvml: NvmlStub, monkeypatch: pytest.MonkeyPatch) -> None:
     nvml.play(devices=2, **{"1.uuid": "GPU-1", "1.sm_clock": 1200})
-    properties = {0: SimpleNamespace(uuid=f"{prefix}1"), 1: SimpleNamespace(uuid=f"{prefix}0")}
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda device: properties[device.index]
-    )
-    gpus = gpus_of((torch.device("cuda:0"), torch.device("cuda:1")))
+    torch_has(monkeypatch, "1", "GPU-0", "5", None)
+    zero, one, unknown, without = (torch.device("cuda", index) for index in range(4))
+    gpus = gpus_of((zero, one))
     assert [gpu.uuid for gpu in gpus] == ["GPU-1", "GPU-0"]
     assert [read_edge(gpu).sm_clock_mhz for gpu in gpus] == [1200, None]
-
-
-@pytest.mark.parametrize("properties", [SimpleNamespace(uuid="5"), SimpleNamespace()])
-def test_where_nvml_does_not_know_one_device_none_is_read(
-    properties: object, nvml: NvmlStub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    known = {0: SimpleNamespace(uuid="0"), 1: properties}
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: known[device.index])
-    assert gpus_of((torch.device("cuda:0"), torch.device("cuda:1"))) == ()
-    assert len(gpus_of((torch.device("cuda:0"),))) == 1
+    assert gpus_of((zero, unknown)) == gpus_of((zero, without)) == ()
 
 
 @pytest.mark.parametrize(
@@ -322,13 +258,11 @@ def test_where_nvml_does_not_know_one_device_none_is_read(
         (None, ["GPU-aa0", "GPU-ab1", None]),
         ("1,0", ["GPU-ab1", "GPU-aa0", None]),
         ("GPU-ab1", ["GPU-ab1", None, None]),
-        ("GPU-ab", ["GPU-ab1", None, None]),
-        ("GPU-a", [None, None, None]),  # two begin so
         ("", [None, None, None]),
         ("0,-1,1", ["GPU-aa0", None, None]),
     ],
 )
-def test_the_device_that_cuda_will_number_so_is_found_before_cuda_is_there(
+def test_visible_gpu(
     visible: str | None, found: list[str | None], nvml: NvmlStub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nvml.play(devices=2, **{"0.uuid": "GPU-aa0", "1.uuid": "GPU-ab1"})
@@ -340,8 +274,6 @@ def test_the_device_that_cuda_will_number_so_is_found_before_cuda_is_there(
     assert [None if gpu is None else gpu.uuid for gpu in gpus] == found
 
 
-def test_a_torch_that_does_not_tell_what_is_visible_leaves_it_open(
-    nvml: NvmlStub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torch_without_visible_devices(nvml: NvmlStub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch.cuda, "_parse_visible_devices")
     assert visible_gpu(0) is None

@@ -286,7 +286,7 @@ def found(error: BaseException, *, is_full: bool = False) -> str | None:
 
 
 @pytest.mark.parametrize("error", FULL_DEVICE, ids=name_of)
-def test_what_a_full_device_alone_says_is_the_devices_memory(error: BaseException) -> None:
+def test_full_device(error: BaseException) -> None:
     shortage = shortage_of(error, lambda: False)
     assert shortage is not None
     assert shortage.memory == "device"
@@ -294,7 +294,7 @@ def test_what_a_full_device_alone_says_is_the_devices_memory(error: BaseExceptio
 
 
 @pytest.mark.parametrize("error", PERHAPS_FULL_DEVICE, ids=name_of)
-def test_what_a_full_device_may_have_said_is_its_memory_where_its_allocator_says_so(
+def test_perhaps_full_device(
     error: BaseException,
 ) -> None:
     assert found(error, is_full=True) == "device"
@@ -306,7 +306,7 @@ def test_what_a_full_device_may_have_said_is_its_memory_where_its_allocator_says
     [(why, error) for why, errors in FULL_HOST.items() for error in errors],
     ids=name_of,
 )
-def test_what_the_host_lacks_is_named(explanation: str, error: BaseException) -> None:
+def test_full_host(explanation: str, error: BaseException) -> None:
     shortage = shortage_of(error, lambda: True)
     assert shortage is not None
     assert shortage.memory == "host"
@@ -314,17 +314,17 @@ def test_what_the_host_lacks_is_named(explanation: str, error: BaseException) ->
 
 
 @pytest.mark.parametrize("error", ANOTHER_FAILURE, ids=name_of)
-def test_another_failure_is_nobodys_memory_even_on_a_full_device(error: BaseException) -> None:
+def test_another_failure(error: BaseException) -> None:
     assert shortage_of(error, lambda: True) is None
 
 
-def test_an_error_says_what_is_used_up_and_what_was_said() -> None:
+def test_reason() -> None:
     told = shortage_of(OSError(24, "Too many open files"))
     reason = "the limit of open files (ulimit -n) was reached: [Errno 24] Too many open files"
     assert told == Shortage(memory="host", reason=reason)
 
 
-def test_what_an_exception_stems_from_counts_as_well() -> None:
+def test_cause_counts() -> None:
     outer = ValueError("the step failed")
     outer.__cause__ = RuntimeError(RUNTIME)
     assert found(outer) == "device"
@@ -333,7 +333,7 @@ def test_what_an_exception_stems_from_counts_as_well() -> None:
     assert found(hidden) == "device"
 
 
-def test_what_the_workers_exception_stems_from_counts_as_well() -> None:
+def test_cause_in_a_worker_counts() -> None:
     quoted = ValueError(
         "Caught ValueError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n"
         '  File "data.py", line 3, in __getitem__\n    open(path)\n'
@@ -356,7 +356,7 @@ class Unpinnable:
         raise torch.AcceleratorError(RUNTIME)
 
 
-def test_page_locked_memory_that_is_used_up_is_the_hosts_in_any_thread() -> None:
+def test_full_pinned_memory() -> None:
     """Raised by torch's own function, as in the main thread of a loader without workers."""
     with pytest.raises(torch.AcceleratorError) as raised:
         pin([Unpinnable()])
@@ -366,7 +366,7 @@ def test_page_locked_memory_that_is_used_up_is_the_hosts_in_any_thread() -> None
     assert "pin_memory" in shortage.reason
 
 
-def test_a_device_that_refuses_while_a_batch_is_pinned_is_the_devices_memory() -> None:
+def test_full_device_while_pinning() -> None:
     class OnDevice:
         def pin_memory(self) -> None:
             raise torch.OutOfMemoryError(ALLOCATOR)
@@ -376,11 +376,11 @@ def test_a_device_that_refuses_while_a_batch_is_pinned_is_the_devices_memory() -
     assert found(raised.value) == "device"
 
 
-def test_where_no_device_is_open_none_is_full() -> None:
+def test_no_open_device() -> None:
     assert shortage_of(PERHAPS_FULL_DEVICE[0]) is None
 
 
-def test_numpys_lack_of_memory_is_the_hosts() -> None:
+def test_numpy_without_memory() -> None:
     with pytest.raises(MemoryError) as raised:
         np.empty(2**56)
     shortage = shortage_of(raised.value)
@@ -389,7 +389,7 @@ def test_numpys_lack_of_memory_is_the_hosts() -> None:
     assert str(raised.value).splitlines()[0] in shortage.reason
 
 
-def test_torchs_lack_of_memory_is_the_hosts() -> None:
+def test_torch_without_memory() -> None:
     with pytest.raises(RuntimeError) as raised:
         torch.empty(2**50)
     assert found(raised.value) == "host"

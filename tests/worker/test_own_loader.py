@@ -1,4 +1,4 @@
-"""Trials load by copies of a DataLoader that was given, and train with an optimizer made anew like the user's."""
+"""Load by copies of the user's DataLoader, and train with an optimizer like the user's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from autotune.config.plan import Workload
+from autotune.config.plan import ObjectFacts, Workload, WorkloadFacts
 from autotune.config.training_config import TrainingConfig
 from autotune.protocol.payload import read_payload, write_payload
 from autotune.worker.build import WorkloadFault, build_dataset, build_optimizer
@@ -75,20 +75,18 @@ def built(
     return loader
 
 
-@pytest.mark.parametrize("is_factory", [False, True], ids=["a loader", "a function"])
-def test_the_probe_reads_the_baseline_from_a_loader_and_an_optimizer(
-    is_factory: bool, tmp_path: Path
-) -> None:
-    loader, model = (
-        DataLoader(Pairs(), 6, shuffle=True, num_workers=1, prefetch_factor=3),
-        nn.Linear(4, LENGTH),
-    )
+def probed(workload: Workload, folder: Path) -> WorkloadFacts:
+    return probe(workload, TrainingConfig(), open_device("cpu"), folder)
+
+
+@pytest.mark.parametrize("is_factory", [False, True])
+def test_probe_reads_loader_and_optimizer(is_factory: bool, tmp_path: Path) -> None:
+    loader = DataLoader(Pairs(), 6, shuffle=True, num_workers=1, prefetch_factor=3)
+    model = nn.Linear(4, LENGTH)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02, betas=(0.8, 0.9))
     dataset: Any = (lambda: loader) if is_factory else loader
     write_payload(Workload(model=model, dataset=dataset, optimizer=optimizer), tmp_path / "payload")
-    facts = probe(
-        read_payload(tmp_path / "payload"), TrainingConfig(), open_device("cpu", 0), tmp_path
-    )
+    facts = probed(read_payload(tmp_path / "payload"), tmp_path)
     objects = facts.objects
     read = objects.observed.model_dump(include={*objects.names})
     assert read == {
@@ -103,38 +101,30 @@ def test_the_probe_reads_the_baseline_from_a_loader_and_an_optimizer(
     }
     assert (objects.has_loader, objects.drop_last, facts.dataset_length) == (True, False, LENGTH)
     assert objects.beside == ()
-    assert (facts.optimizer.name, facts.optimizer.betas, facts.fixed_batch_size) == (
-        "Adam",
-        (0.8, 0.9),
-        None,
-    )
+    assert (facts.optimizer.name, facts.optimizer.betas) == ("Adam", (0.8, 0.9))
+    assert facts.fixed_batch_size is None
 
 
 @pytest.mark.parametrize("has_loader", [True, False])
-def test_what_is_given_beside_a_loader_is_known_by_name(has_loader: bool, tmp_path: Path) -> None:
+def test_parts_next_to_a_loader(has_loader: bool, tmp_path: Path) -> None:
     workload = Workload(
         model=nn.Linear(4, LENGTH),
         dataset=DataLoader(Pairs(), batch_size=6) if has_loader else Pairs(),
         sampler=SequentialSampler,
         collate_fn=torch.utils.data.default_collate,
     )
-    found = probe(workload, TrainingConfig(), open_device("cpu", 0), tmp_path).objects
-    assert (found.has_loader, found.beside) == (
-        has_loader,
-        ("collate_fn", "sampler") if has_loader else (),
-    )
+    found = probed(workload, tmp_path).objects
+    assert found.has_loader == has_loader
+    assert found.beside == (("collate_fn", "sampler") if has_loader else ())
 
 
 @pytest.mark.parametrize(
     "loader",
     [DataLoader(ReadyMade(), batch_size=None), DataLoader(Pairs(), batch_sampler=Sixes())],
-    ids=["a dataset that makes batches", "a batch sampler of its own"],
 )
-def test_batches_that_others_make_are_counted_and_fixed(
-    loader: DataLoader[Any], tmp_path: Path
-) -> None:
+def test_fixed_batches(loader: DataLoader[Any], tmp_path: Path) -> None:
     workload = Workload(model=nn.Linear(4, LENGTH), dataset=loader)
-    facts = probe(workload, TrainingConfig(), open_device("cpu", 0), tmp_path)
+    facts = probed(workload, tmp_path)
     assert (facts.fixed_batch_size, facts.objects.observed.micro_batch_size) == (6, 6)
     feed = Feed(built(workload, TrainingConfig(micro_batch_size=6), tmp_path))
     assert [feed.start().samples, *(feed.take().samples for _ in range(5))] == [6] * 6
@@ -158,74 +148,62 @@ class Threads(Dataset[tuple[torch.Tensor, list[int]]]):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", ["fork", "spawn"])
-@pytest.mark.parametrize("is_loader", [False, True], ids=["a dataset", "a loader"])
-def test_workers_of_a_trial_have_the_threads_asked_for_and_the_users_own_function(
-    start: Any, is_loader: bool, tmp_path: Path
-) -> None:
+def test_worker_threads(start: Any, tmp_path: Path) -> None:
     def own(worker_id: int) -> None:  # goes by a payload to workers that are not forked
         os.environ["TEST_OWN_INIT"] = str(worker_id + 7)
 
-    data: Any = DataLoader(Threads(), 4) if is_loader else Threads()
-    workload = Workload(model=None, dataset=data, worker_init_fn=own, multiprocessing_context=start)
+    workload = Workload(
+        model=None, dataset=Threads(), worker_init_fn=own, multiprocessing_context=start
+    )
     config = TrainingConfig(micro_batch_size=1, num_workers=1, worker_threads=1)
-    seen = [
-        (threads.item(), called.item())
-        for _, (threads, called) in built(workload, config, tmp_path)
-    ]
-    assert set(seen) == {
-        (1, 7)
-    }  # all batches: a worker that is ended amid its sending aborts now and then
+    # all batches: a worker that is ended amid its sending aborts now and then
+    seen = [[int(one) for one in found] for _, found in built(workload, config, tmp_path)]
+    assert seen == [[1, 7]] * LENGTH
     plain = config.model_copy(update={"worker_threads": None})
     assert built(workload, plain, tmp_path).worker_init_fn is own or start == "spawn"
 
 
-@pytest.mark.parametrize("is_loader", [False, True], ids=["a dataset", "a loader"])
-def test_a_configurations_start_method_comes_before_the_workloads(
-    is_loader: bool, tmp_path: Path
-) -> None:
-    def method(config: TrainingConfig) -> str:
-        data: Any = DataLoader(Pairs(), 4) if is_loader else Pairs()
-        workload = Workload(model=None, dataset=data, multiprocessing_context="spawn")
+def test_start_method(tmp_path: Path) -> None:
+    def method(**settings: Any) -> str:
+        workload = Workload(model=None, dataset=Pairs(), multiprocessing_context="spawn")
+        config = TrainingConfig(num_workers=1, **settings)
         return str(built(workload, config, tmp_path).multiprocessing_context.get_start_method())
 
-    assert method(TrainingConfig(num_workers=1)) == "spawn"
-    assert (
-        method(TrainingConfig(num_workers=1, multiprocessing_context="forkserver")) == "forkserver"
-    )
+    assert method() == "spawn"
+    assert method(multiprocessing_context="forkserver") == "forkserver"
 
 
-def test_ranks_share_out_what_a_loader_draws(tmp_path: Path) -> None:
+def test_ranks_share_a_loader(tmp_path: Path) -> None:
     config = TrainingConfig(micro_batch_size=4, world_size=2, strategy="ddp")
-    samplers: dict[str, DataLoader[Any]] = {
-        "random": DataLoader(Pairs(), 6, shuffle=True),
-        "in order": DataLoader(Pairs(), 6),
-        "of a group": DataLoader(Pairs(), 6, sampler=DistributedSampler(Pairs(), 3, 1)),
-        "own": DataLoader(Pairs(), 6, sampler=range(LENGTH)),
-        "random batches": DataLoader(
-            Pairs(), batch_sampler=BatchSampler(RandomSampler(Pairs()), 6, drop_last=True)
-        ),
-        "own batches": DataLoader(Pairs(), batch_sampler=Sixes()),
+    shuffled_batches = BatchSampler(RandomSampler(Pairs()), 6, drop_last=True)
+
+    def share(
+        rank: int, config: TrainingConfig = config, ranks: int = 2, **parts: Any
+    ) -> DataLoader[Any]:
+        loader = DataLoader(Pairs(), **parts)
+        return built(Workload(model=None, dataset=loader), config, tmp_path, rank, ranks)
+
+    parts: dict[str, dict[str, Any]] = {
+        "random": {"shuffle": True},
+        "in order": {},
+        "of a group": {"sampler": DistributedSampler(Pairs(), 3, 1)},
+        "own": {"sampler": range(LENGTH)},
+        "random batches": {"batch_sampler": shuffled_batches},
+        "own batches": {"batch_sampler": Sixes()},
     }
-    for name, loader in samplers.items():
-        workload = Workload(model=None, dataset=loader)
-        first, second = (items(built(workload, config, tmp_path, rank, 2)) for rank in (0, 1))
+    for name, own in parts.items():
+        first, second = (items(share(rank, **own)) for rank in (0, 1))
         assert not set(first) & set(second), name
         assert len(first) == len(second) == LENGTH // 2, name
-    shuffled = [
-        numbers(
-            built(Workload(model=None, dataset=samplers["random batches"]), config, tmp_path, 0, 2)
-        )
-    ]
-    assert [0, 2, 4, 6] not in shuffled[0]
-    few = DataLoader(Pairs(), 6, sampler=RandomSampler(Pairs(), replacement=True, num_samples=16))
-    assert len(built(Workload(model=None, dataset=few), config, tmp_path, 0, 2)) == 2
-    in_order = built(Workload(model=None, dataset=samplers["in order"]), config, tmp_path, 1, 2)
-    assert numbers(in_order)[0] == [1, 3, 5, 7]
-    alone = built(Workload(model=None, dataset=samplers["of a group"]), TrainingConfig(), tmp_path)
+    assert [0, 2, 4, 6] not in numbers(share(0, batch_sampler=shuffled_batches))
+    assert numbers(share(1))[0] == [1, 3, 5, 7]
+    few = RandomSampler(Pairs(), replacement=True, num_samples=16)
+    assert len(share(0, sampler=few)) == 2
+    alone = share(0, TrainingConfig(), 1, sampler=DistributedSampler(Pairs(), 3, 1))
     assert sorted(items(alone)) == list(range(LENGTH))
 
 
-def test_what_the_workload_says_takes_the_place_of_the_loaders_own(tmp_path: Path) -> None:
+def test_workload_overrides_the_loader(tmp_path: Path) -> None:
     loader = DataLoader(Pairs(), 6, shuffle=True)
     by_budget = Workload(
         model=None,
@@ -240,10 +218,16 @@ def test_what_the_workload_says_takes_the_place_of_the_loaders_own(tmp_path: Pat
         model=None, dataset=loader, sampler=[1, 2], collate_fn=lambda items: (0, torch.tensor([7]))
     )
     assert numbers(built(collated, TrainingConfig(), tmp_path)) == [[7]]
+    without_batches = Workload(
+        model=None,
+        dataset=DataLoader(Pairs(), batch_size=None),
+        batch_sampler=lambda dataset, size: [[1, 2], [3]],
+    )
+    assert numbers(built(without_batches, TrainingConfig(), tmp_path)) == [[1, 2], [3]]
 
 
 @pytest.mark.slow
-def test_loader_workers_that_are_not_forked_get_the_loaders_functions(tmp_path: Path) -> None:
+def test_functions_of_spawned_workers(tmp_path: Path) -> None:
     def collate(items: list[Any]) -> Any:  # pickled by name, it would not reach a worker
         return None, torch.tensor([number for _, number in items])
 
@@ -258,7 +242,7 @@ def test_loader_workers_that_are_not_forked_get_the_loaders_functions(tmp_path: 
     assert numbers(copied) == [list(range(start, start + 8)) for start in (0, 8, 16)]
 
 
-def test_an_optimizer_is_made_anew_with_its_groups_and_without_its_state(tmp_path: Path) -> None:
+def test_optimizer_is_made_without_state(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     groups = [
         {"params": model[0].parameters(), "lr": 0.1},
@@ -284,19 +268,11 @@ def test_an_optimizer_is_made_anew_with_its_groups_and_without_its_state(tmp_pat
     assert [len(each.state) for each in (given, workload.optimizer, made)] == [3, 0, 3]
 
 
-def test_an_optimizer_of_another_model_is_refused() -> None:
+def test_optimizer_of_another_model() -> None:
     given = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
     workload = Workload(model=None, dataset=[1], optimizer=given)
     with pytest.raises(WorkloadFault, match=r"\b2\b.*model"):
         build_optimizer(workload, nn.Linear(2, 2), 0.1)
-
-
-def test_a_batch_sampler_beside_a_loader_without_batches_has_them_collated(tmp_path: Path) -> None:
-    loader = DataLoader(Pairs(), batch_size=None)
-    workload = Workload(
-        model=None, dataset=loader, batch_sampler=lambda dataset, size: [[1, 2], [3]]
-    )
-    assert numbers(built(workload, TrainingConfig(), tmp_path)) == [[1, 2], [3]]
 
 
 class Scaled(torch.optim.SGD):
@@ -311,9 +287,7 @@ class Scaled(torch.optim.SGD):
         return super().step(closure)
 
 
-def test_an_optimizer_keeps_its_attributes_and_hooks_and_leaves_the_users_alone(
-    tmp_path: Path,
-) -> None:
+def test_optimizer_keeps_attributes_and_hooks(tmp_path: Path) -> None:
     model = nn.Linear(2, 2)
     given = Scaled(model.parameters(), scale=3.0)
     given.register_step_post_hook(called)
@@ -340,18 +314,15 @@ def called(*arguments: Any) -> None:
     CALLS.append(arguments)
 
 
-def test_the_learning_rate_is_the_one_before_a_warm_up(tmp_path: Path) -> None:
-    model = nn.Linear(4, LENGTH)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: step / 100)
-    workload = Workload(model=model, dataset=DataLoader(Pairs(), 6), optimizer=optimizer)
-    assert (
-        probe(workload, TrainingConfig(), open_device("cpu", 0), tmp_path).objects.observed.lr
-        == 0.3
-    )
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    workload = Workload(model=model, dataset=DataLoader(Pairs(), 6), optimizer=optimizer)
-    assert (
-        "lr" not in probe(workload, TrainingConfig(), open_device("cpu", 0), tmp_path).objects.names
-    )
-    assert build_optimizer(workload, model, 0.5).param_groups[0]["lr"] == 0.5
+def test_learning_rate_before_a_schedule(tmp_path: Path) -> None:
+    def probed_with(lr: float) -> ObjectFacts:
+        model = nn.Linear(4, LENGTH)
+        optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+        torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: step / 100)
+        loader = DataLoader(Pairs(), 6)
+        workload = Workload(model=model, dataset=loader, optimizer=optimizer)
+        assert build_optimizer(workload, model, 0.5).param_groups[0]["lr"] == 0.5
+        return probed(workload, tmp_path).objects
+
+    assert probed_with(0.3).observed.lr == 0.3
+    assert "lr" not in probed_with(0.0).names

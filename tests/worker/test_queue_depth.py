@@ -1,4 +1,4 @@
-"""A loader's queue is short until a batch is missed, and then what it is configured for."""
+"""Keep a loader's queue short until a batch is missed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def made_by(depth: QueueDepth, loader: DataLoader[Any]) -> PaperIterator:
     return iterator
 
 
-def test_the_queue_has_one_batch_a_worker_then_two_then_the_configured_number() -> None:
+def test_depths_in_turn() -> None:
     loader, depth = loader_of(prefetch_factor=5), QueueDepth(is_shallow=True)
     iterator = made_by(depth, loader)
     depth.fill(loader, iterator)  # the first steps find it empty, too
@@ -42,7 +42,7 @@ def test_the_queue_has_one_batch_a_worker_then_two_then_the_configured_number() 
 
 
 @pytest.mark.parametrize("configured", [1, 2, None])
-def test_no_queue_becomes_longer_than_it_is_configured(configured: int | None) -> None:
+def test_configured_depth_is_the_limit(configured: int | None) -> None:
     loader, depth = loader_of(prefetch_factor=configured), QueueDepth(is_shallow=True)
     iterator = made_by(depth, loader)
     depth.allow_full_queue(loader, iterator)
@@ -51,14 +51,14 @@ def test_no_queue_becomes_longer_than_it_is_configured(configured: int | None) -
     assert iterator.depth == (configured or 2)
 
 
-def test_a_queue_that_is_not_kept_short_is_the_configured_one_throughout() -> None:
+def test_not_shallow() -> None:
     loader, depth = loader_of(prefetch_factor=5), QueueDepth(is_shallow=False)
     iterator = made_by(depth, loader)
     depth.allow_full_queue(loader, iterator)
     assert (iterator.depth, depth.may_deepen) == (5, False)
 
 
-def test_workers_that_persist_keep_the_depth_that_they_have() -> None:
+def test_persistent_workers() -> None:
     loader, depth = (
         loader_of(prefetch_factor=5, persistent_workers=True),
         QueueDepth(is_shallow=True),
@@ -72,7 +72,7 @@ def test_workers_that_persist_keep_the_depth_that_they_have() -> None:
     assert iterator.depth == 5
 
 
-def test_an_iterator_of_before_gets_its_queue_once_it_is_asked_again() -> None:
+def test_settle() -> None:
     loader, depth = loader_of(prefetch_factor=5), QueueDepth(is_shallow=True)
     iterator = made_by(depth, loader)
     depth.settle(loader, iterator)
@@ -82,7 +82,7 @@ def test_an_iterator_of_before_gets_its_queue_once_it_is_asked_again() -> None:
     assert iterator.depth == 5
 
 
-def test_a_loader_whose_iterator_can_not_be_made_is_as_it_was() -> None:
+def test_iterator_that_cannot_be_made() -> None:
     loader = loader_of(prefetch_factor=5)
     with (
         pytest.raises(OSError, match="no more processes"),
@@ -105,7 +105,7 @@ class OwnIterator(DataLoader[Any]):
 @pytest.mark.parametrize(
     "kind", [OwnIteration, OwnIterator, None], ids=["__iter__", "_get_iterator", "another torch"]
 )
-def test_where_the_queue_can_not_be_deepened_later_it_is_full_from_the_start(
+def test_queue_that_cannot_be_deepened(
     kind: type[DataLoader[Any]] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if kind is None:
@@ -120,7 +120,7 @@ def test_where_the_queue_can_not_be_deepened_later_it_is_full_from_the_start(
 
 
 @pytest.mark.parametrize("other", [None, object(), DataLoader(TensorDataset(torch.zeros(8)))])
-def test_what_has_no_workers_has_no_queue(other: Any) -> None:
+def test_no_workers(other: Any) -> None:
     depth = QueueDepth(is_shallow=True)
     with depth.applied(other):
         pass

@@ -1,4 +1,4 @@
-"""Batches that are used again come as they were, and are copied no further than that takes."""
+"""Use batches again as they were, copied no further than necessary."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class RefusingAll(Refusing):
 @pytest.mark.parametrize(
     "batch", [torch.ones(3), (torch.ones(3), [torch.ones(1), 2]), {"x": torch.ones(3), "n": "a"}]
 )
-def test_plain_containers_are_handed_out_with_their_own_tensors(batch: Any) -> None:
+def test_plain_containers_share_tensors(batch: Any) -> None:
     own = unpacked(batch)
     assert type(own) is type(batch)
     assert all(
@@ -47,7 +47,7 @@ def test_plain_containers_are_handed_out_with_their_own_tensors(batch: Any) -> N
     )
 
 
-def test_an_object_of_the_users_can_be_emptied_and_shares_its_tensors() -> None:
+def test_objects_are_copied_and_share_tensors() -> None:
     batch = Own()
     own = unpacked({"all": [batch], "names": ("a",)})["all"][0]
     assert own.x is batch.x
@@ -57,18 +57,19 @@ def test_an_object_of_the_users_can_be_emptied_and_shares_its_tensors() -> None:
     assert unpacked(pair).x is pair.x
 
 
-def test_what_refuses_to_be_copied_is_copied_less() -> None:
+def test_objects_that_refuse_copies() -> None:
     batch, stubborn = Refusing(), RefusingAll()
     assert copied(batch) is not batch
     assert copied(batch).x is batch.x
     assert copied(stubborn) is stubborn
 
 
-def test_tensors_are_cloned_only_where_the_first_use_has_changed_them() -> None:
+def test_tensors_are_cloned_once_changed() -> None:
     batches = [(torch.ones(3),), (torch.zeros(2),)]
     kept, changed = Reused(batches), Reused(batches)
     first = next(kept)
-    assert first[0].data_ptr() != batches[0][0].data_ptr(), "nobody knows yet"
+    # nobody knows yet
+    assert first[0].data_ptr() != batches[0][0].data_ptr()
     assert [batch[0].data_ptr() for batch in islice(kept, 3)] == [
         batches[at][0].data_ptr() for at in (1, 0, 1)
     ]
@@ -78,7 +79,7 @@ def test_tensors_are_cloned_only_where_the_first_use_has_changed_them() -> None:
     assert (batches[0][0].tolist(), batches[1][0].tolist()) == ([1.0] * 3, [0.0] * 2)
 
 
-def test_tensors_made_for_inference_are_taken_to_stay() -> None:
+def test_inference_tensors_are_not_cloned() -> None:
     with torch.inference_mode():
         batch = (torch.ones(3),)
     again = Reused([batch])
@@ -87,9 +88,7 @@ def test_tensors_made_for_inference_are_taken_to_stay() -> None:
 
 
 @pytest.mark.parametrize(("limit_bytes", "steps"), [(0, 1), (2 * 24, 2), (10**9, 5)])
-def test_clones_are_made_for_as_many_optimizer_steps_as_memory_allows(
-    limit_bytes: int, steps: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clones_are_limited(limit_bytes: int, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reuse, "_CLONED_BYTES", limit_bytes)
     batch = (torch.ones(3),)
     shared, cloning = Reused([batch]), Reused([batch])

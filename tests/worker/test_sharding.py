@@ -1,4 +1,4 @@
-"""Each rank's share of the data: disjoint, equally long, in the same order on every rank."""
+"""Share data out among ranks: disjoint, equally long, in the same order on every rank."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from autotune.worker.loader import EachNth, build_loader
 
 
 @given(length=st.integers(0, 50), size=st.integers(1, 5))
-def test_ranks_share_a_sampler_out_evenly(length: int, size: int) -> None:
+def test_each_nth(length: int, size: int) -> None:
     shares = [list(EachNth(range(length), Group(rank, size))) for rank in range(size)]
     assert {len(share) for share in shares} == {length // size}
     assert sorted(item for share in shares for item in share) == list(range(length // size * size))
     assert len(EachNth(range(length), Group(0, size))) == length // size
 
 
-def test_the_epoch_reaches_the_users_sampler() -> None:
+def test_set_epoch() -> None:
     class Told(SequentialSampler):
         epoch = 0
 
@@ -47,17 +47,6 @@ def items(workload: Workload, rank: int, config: TrainingConfig) -> list[list[in
     return [batch[0].tolist() for batch in loader]
 
 
-def test_torchs_own_sampler_shuffles_alike_on_all_ranks() -> None:
-    workload, config = (
-        Workload(model=None, dataset=None, shuffle=True),
-        TrainingConfig(micro_batch_size=3),
-    )
-    drawn = [
-        index for rank in range(2) for batch in items(workload, rank, config) for index in batch
-    ]
-    assert sorted(drawn) == list(range(12))
-
-
 @pytest.mark.parametrize(
     ("parts", "expected"),
     [
@@ -69,14 +58,12 @@ def test_torchs_own_sampler_shuffles_alike_on_all_ranks() -> None:
         ),
     ],
 )
-def test_a_ranks_loader_gives_its_share_alone(
-    parts: dict[str, Any], expected: list[list[int]]
-) -> None:
+def test_share_of_a_rank(parts: dict[str, Any], expected: list[list[int]]) -> None:
     workload = replace(Workload(model=None, dataset=DATA), **parts)
     assert items(workload, 0, TrainingConfig(micro_batch_size=3)) == expected
 
 
-def test_the_one_process_of_dataparallel_loads_for_all_its_devices() -> None:
+def test_dataparallel_loads_for_all_devices() -> None:
     config = TrainingConfig(micro_batch_size=3, world_size=2, strategy="dp")
     loader = build_loader(
         Workload(model=None, dataset=DATA, shuffle=False), DATA, config, Path("/nowhere")

@@ -1,14 +1,12 @@
-"""Ceilings: what is counted, where a stretch ends, and what it leaves behind. Nothing here looks at a time."""
+"""Measure each side alone: what is counted, where a stretch ends, and what it leaves behind."""
 
 from __future__ import annotations
 
-from collections import UserDict
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
 from itertools import count
 from math import inf
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,22 +14,26 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset, TensorDataset
 
-from autotune.config.plan import Workload
 from autotune.config.training_config import TrainingConfig
+from autotune.records.ceilings import Ceiling
 from autotune.records.measurement import Block
 from autotune.worker import batch as reuse
 from autotune.worker import side_alone as alone
-from autotune.worker.batch import Held, batch_bytes
+from autotune.worker.batch import Held
 from autotune.worker.device import Device, open_device
 from autotune.worker.feed import Feed
-from autotune.worker.loader import build_loader
 from autotune.worker.side_alone import collect, copy_alone, device_alone, loader_alone, resident
 from autotune.worker.step import Step, Trainer, make_trainer
 from tests import accelerator
 from tests.accelerator import CALLS, DEVICES, NAME, on_simulated_device
 from tests.factories import make_window
+from tests.factories.loops import make_feed
 
 SHORT_S = 0.02
+BATCH = (torch.zeros(8, 4),)
+HELD = [Held(BATCH, 8)]
+LONG = 10**4
+"""Rows that no stretch uses up."""
 
 
 class Varying(IterableDataset[Tensor]):
@@ -49,9 +51,11 @@ def config_of(**settings: Any) -> TrainingConfig:
     return TrainingConfig(**({"micro_batch_size": 8} | settings))
 
 
+PLAIN = config_of()
+
+
 def started(dataset: Any, config: TrainingConfig, **parts: Any) -> Feed:
-    workload = Workload(model=None, dataset=dataset, **parts)
-    feed = Feed(build_loader(workload, dataset, config, Path("/nowhere")))
+    feed = make_feed(dataset, config, **parts)
     feed.start()
     return feed
 
@@ -69,112 +73,86 @@ def trainer_of(config: TrainingConfig, seen: list[Any] | None = None) -> Trainer
     return make_trainer(model, optimizer, Step(step, "made up"), config, open_device("cpu"))
 
 
-@pytest.mark.parametrize("batches", [1, 3, 4, 40, 1000])
-def test_the_loaders_samples_are_counted_across_epochs(batches: int) -> None:
-    config = config_of()
-    ceiling = loader_alone(started(rows(8 * batches), config), config, seconds=SHORT_S)
+def loaded(length: int, *, seconds: float = SHORT_S, ends_at: float = inf) -> Ceiling:
+    """Measure a loader of batches of 8 alone."""
+    return loader_alone(started(rows(length), PLAIN), PLAIN, seconds=seconds, ends_at=ends_at)
+
+
+@pytest.mark.parametrize("batches", [1, 3, 4, 1000])
+def test_loader_samples_across_epochs(batches: int) -> None:
+    ceiling = loaded(8 * batches)
     assert ceiling.samples == 8 * ceiling.batches
     assert ceiling.samples_per_s == pytest.approx(ceiling.samples / ceiling.seconds, rel=0.5)
 
 
-def test_short_last_batches_are_counted_as_they_come() -> None:
-    config = config_of()
-    ceiling = loader_alone(started(rows(8 * 2 + 4), config, drop_last=False), config, seconds=0.2)
-    assert ceiling.batches % 3 == 0, "epochs of three batches are taken whole"
+def test_short_last_batches() -> None:
+    ceiling = loader_alone(started(rows(8 * 2 + 4), PLAIN, drop_last=False), PLAIN, seconds=0.2)
+    assert ceiling.batches % 3 == 0  # whole epochs
     assert ceiling.samples * 3 == ceiling.batches * 20
 
 
-def test_a_stretch_sees_the_queue_through_twice_and_the_feed_goes_on() -> None:
+def test_stretch_uses_up_the_queue_twice() -> None:
     config = config_of(num_workers=1, prefetch_factor=3)
-    feed = started(rows(10**4), config)
+    feed = started(rows(LONG), config)
     ceiling = loader_alone(feed, config, seconds=0.2)
     assert ceiling.batches >= 2 * feed.queue_capacity
     assert len(feed.take().batch[0]) == 8
-    assert feed.watches_queue, "as it was before"
+    assert feed.watches_queue
     feed.stop()
 
 
-def test_a_loader_that_pauses_leaves_its_rate_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_sd_of_a_loader_that_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     steady = Block(samples=100, batches=10, seconds=0.1, data_wait_s=0.1)
     pause = steady.model_copy(update={"seconds": 0.6})
-    config, open_shares = config_of(), []
-    for blocks in ((steady,) * 8, (*(steady,) * 7, pause), (pause,)):
-        monkeypatch.setattr(
-            alone, "window_of", lambda *_, seen=blocks, **__: make_window(blocks=seen)
-        )
-        ceiling = loader_alone(started(rows(10**4), config), config, seconds=SHORT_S)
-        open_shares.append(ceiling.relative_sd)
-    assert open_shares == [pytest.approx(0.0, abs=1e-9), pytest.approx(0.46, abs=0.01), None], (
-        "one block does not tell"
-    )
+    expected = [
+        ((steady,) * 8, pytest.approx(0.0, abs=1e-9)),
+        ((*(steady,) * 7, pause), pytest.approx(0.46, abs=0.01)),
+        ((pause,), None),
+    ]
+    for blocks, relative_sd in expected:
+        window = make_window(blocks=blocks)
+        monkeypatch.setattr(alone, "window_of", lambda *_, window=window, **__: window)
+        assert loaded(LONG).relative_sd == relative_sd
 
 
-def test_near_the_deadline_a_stretch_is_cut() -> None:
-    config = config_of()
-    ceiling = loader_alone(started(rows(10**4), config), config, seconds=1e6, ends_at=0.0)
-    assert ceiling.batches == 1
-
-
-def test_slow_batches_end_a_stretch_after_its_overtime(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loader_stretch_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert loaded(LONG, seconds=1e6, ends_at=0.0).batches == 1
     monkeypatch.setattr(alone, "_LONGEST", 0.0)
-    config = config_of()
-    assert loader_alone(started(rows(10**4), config), config, seconds=1e6).batches == 1
+    assert loaded(LONG, seconds=1e6).batches == 1
 
 
-def test_a_restart_that_was_not_seen_is_added_in_proportion() -> None:
-    config = config_of()
-    feed = started(rows(8 * 10**5), config)
-    free = loader_alone(feed, config, seconds=SHORT_S, restart_s=0.0)
-    dear = loader_alone(feed, config, seconds=SHORT_S, restart_s=1e6)
-    assert dear.samples_per_s < free.samples_per_s / 2
+def test_unseen_restart_is_added_in_proportion() -> None:
+    feed = started(rows(8 * 10**5), PLAIN)
+    dear = loader_alone(feed, PLAIN, seconds=SHORT_S, restart_s=1e6)
     assert dear.samples_per_s == pytest.approx(8 * 10**5 / 1e6, rel=0.1)
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])
-def test_the_device_trains_in_whole_optimizer_steps_from_wherever_training_stood(
-    accumulation: int,
-) -> None:
+def test_device_trains_in_whole_steps(accumulation: int) -> None:
     trainer = trainer_of(config_of(grad_accum_steps=accumulation))
-    batch = (torch.zeros(8, 4),)
-    trainer.train(batch)
-    ceiling = device_alone(
-        trainer, [Held(batch, 8)], seconds=0.3
-    )  # of which three steps never take twice
+    trainer.train(BATCH)
+    ceiling = device_alone(trainer, HELD, seconds=0.3)  # of which three steps never take twice
     assert trainer.accumulated == 0
     assert ceiling.batches % accumulation == 0
     assert ceiling.batches >= 3 * accumulation
     assert ceiling.samples == 8 * ceiling.batches
     assert ceiling.samples_per_s == pytest.approx(ceiling.samples / ceiling.seconds)
+    assert ceiling.host_s is None  # the CPU is its own device
 
 
-def test_batches_of_several_sizes_take_turns_and_each_is_counted() -> None:
+def test_batches_of_several_sizes() -> None:
     seen: list[Any] = []
     batches = [Held((torch.zeros(size, 4),), size) for size in (8, 2)]
-    ceiling = device_alone(trainer_of(config_of(), seen), batches, seconds=SHORT_S)
+    ceiling = device_alone(trainer_of(PLAIN, seen), batches, seconds=SHORT_S)
     assert [len(batch[0]) for batch in seen[:4]] == [8, 2, 8, 2]
     assert ceiling.samples == sum(len(batch[0]) for batch in seen[-ceiling.batches :])
 
 
-def test_near_the_deadline_no_further_steps_are_begun() -> None:
+@pytest.mark.parametrize(("seconds", "ends_at"), [(SHORT_S, -inf), (0.0, inf)])
+def test_one_step_to_warm_up_and_one_that_counts(seconds: float, ends_at: float) -> None:
     seen: list[Any] = []
-    ceiling = device_alone(
-        trainer_of(config_of(), seen),
-        [Held((torch.zeros(8, 4),), 8)],
-        seconds=SHORT_S,
-        ends_at=-inf,
-    )
-    assert (ceiling.batches, len(seen)) == (1, 2), "one to warm up, one that counts"
-
-
-def test_long_steps_are_warmed_up_once_and_counted_once() -> None:
-    seen: list[Any] = []
-    assert (
-        device_alone(
-            trainer_of(config_of(), seen), [Held((torch.zeros(8, 4),), 8)], seconds=0.0
-        ).batches
-        == 1
-    )
-    assert len(seen) == 2
+    ceiling = device_alone(trainer_of(PLAIN, seen), HELD, seconds=seconds, ends_at=ends_at)
+    assert (ceiling.batches, len(seen)) == (1, 2)
 
 
 class Scaler:
@@ -198,46 +176,21 @@ class Scaler:
         self.skips -= 1
 
 
-def test_steps_that_the_scaler_skips_are_warm_up() -> None:
+def test_skipped_steps_are_warm_up() -> None:
     seen: list[Any] = []
     trainer: Any = trainer_of(config_of(amp_dtype="float16"), seen)
     trainer.accumulator.scaler = Scaler(skips=9)
-    ceiling = device_alone(trainer, [Held((torch.zeros(8, 4),), 8)], seconds=0.0)
+    ceiling = device_alone(trainer, HELD, seconds=0.0)
     assert (len(seen) - ceiling.batches, trainer.scaler.skips) == (10, -2)
-
-
-def test_skipped_steps_are_no_ceiling() -> None:
-    trainer: Any = trainer_of(config_of(amp_dtype="float16"))
     trainer.accumulator.scaler = Scaler(skips=10**6)
     with pytest.raises(RuntimeError, match="float16"):
-        device_alone(trainer, [Held((torch.zeros(8, 4),), 8)], seconds=SHORT_S)
+        device_alone(trainer, HELD, seconds=SHORT_S)
 
 
-def test_a_loss_that_is_not_finite_is_no_ceiling() -> None:
+def test_loss_must_be_finite() -> None:
+    broken = Held((torch.full((8, 4), float("nan")),), 8)
     with pytest.raises(RuntimeError, match="nan"):
-        device_alone(
-            trainer_of(config_of()), [Held((torch.full((8, 4), float("nan")),), 8)], seconds=SHORT_S
-        )
-
-
-class Emptied(UserDict[str, Any]):
-    """A mapping that moves itself, as those of tokenizers do."""
-
-    def to(self, device: Any) -> Emptied:
-        self.data = {name: value.to(device) for name, value in self.data.items()}
-        return self
-
-
-def test_a_mapping_that_the_step_empties_is_full_each_time() -> None:
-    def step(model: nn.Module, batch: Any) -> Tensor:
-        outputs: Tensor = model(batch.pop("inputs"))
-        return outputs.sum()
-
-    trainer, batch = trainer_of(config_of()), Emptied(inputs=torch.zeros(8, 4))
-    trainer.step = Step(step, "made up")
-    ceiling = device_alone(trainer, resident(trainer, [Held(batch, 8)]), seconds=SHORT_S)
-    assert ceiling.samples == 8 * ceiling.batches
-    assert list(batch) == ["inputs"]
+        device_alone(trainer_of(PLAIN), [broken], seconds=SHORT_S)
 
 
 def doubling(seen: list[Any]) -> Step:
@@ -250,7 +203,7 @@ def doubling(seen: list[Any]) -> Step:
 
 
 @pytest.mark.parametrize(("cloned_bytes", "at_once"), [(4 * 128, 4), (1, 2)])
-def test_tensors_that_the_step_changes_are_whole_each_time_and_cloned_outside_the_clock(
+def test_step_that_changes_its_batch(
     cloned_bytes: int, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[Any] = []
@@ -273,29 +226,23 @@ def test_tensors_that_the_step_changes_are_whole_each_time_and_cloned_outside_th
     assert float(batch[0].sum()) == 32
 
 
-def test_at_least_three_steps_are_counted_where_memory_allows_one_at_a_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_three_steps_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reuse, "_CLONED_BYTES", 1)
     monkeypatch.setattr(alone, "perf_counter", count(0.0, 0.5).__next__)
-    trainer = trainer_of(config_of())
+    trainer = trainer_of(PLAIN)
     trainer.step = doubling([])
     assert device_alone(trainer, [Held((torch.ones(8, 4),), 8)], seconds=0.75).batches == 3
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_moving_a_batch_that_lies_on_the_device_copies_nothing(channels_last: bool) -> None:
+def test_resident_batch_is_not_copied_again(channels_last: bool) -> None:
     trainer = trainer_of(config_of(channels_last=channels_last))
-    held = resident(
-        trainer, [Held({"images": torch.randn(8, 3, 5, 5), "labels": torch.zeros(8)}, 8)]
-    )[0].batch
+    held = resident(trainer, [Held([torch.randn(8, 3, 5, 5), torch.zeros(8)], 8)])[0].batch
     again = trainer.to_device(held)
-    assert all(again[name].data_ptr() == held[name].data_ptr() for name in held)
+    assert [one.data_ptr() for one in again] == [one.data_ptr() for one in held]
 
 
-def test_one_batch_is_held_where_all_have_one_size_else_all(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_equal_batches_are_held_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alone, "_HELD_BYTES", 10**9)
     config = config_of(micro_batch_size=1)
     for dataset, held in ((rows(100), 1), (Varying(), 8)):
@@ -304,28 +251,24 @@ def test_one_batch_is_held_where_all_have_one_size_else_all(
 
 
 @on_simulated_device
-def test_copies_are_launched_one_after_another_and_waited_for_at_the_end_of_a_stretch() -> None:
+def test_copies_are_waited_for_once_a_stretch() -> None:
     sim, queue = open_device(NAME), DEVICES[0].queue
     config = config_of(micro_batch_size=4, pin_memory=True)
     trainer = replace(trainer_of(config_of(micro_batch_size=4)), config=config, device=sim)
     held = [Held((torch.randn(size, 8), torch.zeros(size)), size) for size in (4, 8)]
-    queue.kernel_s, begun, waits = 1e-3, queue.kernels, CALLS[f"synchronize {0}"]
+    queue.kernel_s, begun, waits = 1e-3, queue.kernels, CALLS["synchronize 0"]
     ceiling = copy_alone(trainer, held, seconds=0.1)
     moved = (queue.kernels - begun) / 2 - 2  # of two tensors a batch, less the warm-up
     assert ceiling.batches == moved >= 3
     assert ceiling.samples == sum((4, 8)[index % 2] for index in range(ceiling.batches))
     assert ceiling.samples_per_s == pytest.approx(ceiling.samples / ceiling.seconds)
-    assert ceiling.seconds >= 2e-3 * ceiling.batches, "each of a batch's tensors has taken its time"
-    stretches = (CALLS[f"synchronize {0}"] - waits) / 2 - 2
-    assert stretches < ceiling.batches, "nobody waits for each copy"
+    assert ceiling.seconds >= 2e-3 * ceiling.batches
+    stretches = (CALLS["synchronize 0"] - waits) / 2 - 2
+    assert stretches < ceiling.batches
+    assert copy_alone(trainer, held, seconds=10.0, ends_at=0.0).batches == 1
 
 
-def test_near_the_deadline_a_single_batch_is_copied() -> None:
-    held = [Held(torch.randn(4, 8), 4)]
-    assert copy_alone(trainer_of(config_of()), held, seconds=10.0, ends_at=0.0).batches == 1
-
-
-def test_a_batch_that_moves_itself_in_place_is_whole_each_time() -> None:
+def test_batch_that_moves_in_place() -> None:
     class Moving:
         """Moves its tensor, and returns nothing."""
 
@@ -336,23 +279,19 @@ def test_a_batch_that_moves_itself_in_place_is_whole_each_time() -> None:
             assert not self.was_moved
             self.was_moved = True
 
-    assert copy_alone(trainer_of(config_of()), [Held(Moving(), 4)], seconds=0.001).batches > 1
+    assert copy_alone(trainer_of(PLAIN), [Held(Moving(), 4)], seconds=0.001).batches > 1
 
 
 @pytest.mark.parametrize(
-    ("limit_bytes", "seconds", "count"), [(10**9, inf, 5), (3 * 128, inf, 3), (1, inf, 1)]
+    ("limit_bytes", "seconds", "count"),
+    [(10**9, inf, 5), (3 * 128, inf, 3), (1, inf, 1), (10**9, -1.0, 1)],
 )
-def test_batches_are_collected_within_a_count_and_a_size(
+def test_collect(
     limit_bytes: int, seconds: float, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(alone, "_HELD_BYTES", limit_bytes)
-    batches = collect(started(rows(400), config_of()), count=5, seconds=seconds)
+    batches = collect(started(rows(400), PLAIN), count=5, seconds=seconds)
     assert len(batches) == count
-    assert batch_bytes([batches[0].batch]) == 8 * 4 * 4
-
-
-def test_batches_are_collected_for_a_time_alone() -> None:
-    assert len(collect(started(rows(400), config_of()), count=5, seconds=-1.0)) == 1
 
 
 class Launching:
@@ -376,20 +315,10 @@ class Launching:
 
 @pytest.mark.parametrize(("pause_s", "host_s"), [(0.0, 0.001), (0.01, 0.003)])
 @on_simulated_device
-def test_launching_is_timed_without_the_device_and_after_the_loops_own_pause(
-    pause_s: float, host_s: float
-) -> None:
+def test_launches_are_timed_on_an_idle_device(pause_s: float, host_s: float) -> None:
     step, sim, model = Launching(), open_device("sim:0"), nn.Linear(4, 2).to("sim:0")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    trainer = make_trainer(model, optimizer, Step(step, "made up"), config_of(), sim)
-    held = resident(trainer, [Held((torch.zeros(8, 4),), 8)])
-    ceiling = device_alone(trainer, held, seconds=1.0, pause_s=pause_s)
+    trainer = make_trainer(model, optimizer, Step(step, "made up"), PLAIN, sim)
+    ceiling = device_alone(trainer, resident(trainer, HELD), seconds=1.0, pause_s=pause_s)
     assert ceiling.samples_per_s == pytest.approx(8 / 0.02, rel=0.01)
     assert ceiling.host_s == pytest.approx(host_s)
-
-
-def test_a_processor_is_its_own_device_and_launches_nothing() -> None:
-    ceiling = device_alone(
-        trainer_of(config_of()), [Held((torch.zeros(8, 4),), 8)], seconds=SHORT_S
-    )
-    assert ceiling.host_s is None

@@ -1,4 +1,4 @@
-"""A stop of this process or of a child is seen, whenever it came within the watch, and only then."""
+"""Notice stops of this process and its children within a measurement, and only then."""
 
 from __future__ import annotations
 
@@ -26,42 +26,24 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
     process.wait()
 
 
-def test_what_goes_on_undisturbed_leaves_no_remark(child: subprocess.Popen[bytes]) -> None:
-    probe = StopProbe()
-    probe.start()
-    assert child.poll() is None
-    assert list(probe.stop()) == []
-
-
-def test_a_child_that_was_stopped_is_told_and_still_reaped_by_its_owner(
-    child: subprocess.Popen[bytes],
-) -> None:
-    probe = StopProbe()
-    probe.start()
+@pytest.mark.parametrize("ends", [False, True])
+def test_stopped_child(ends: bool, child: subprocess.Popen[bytes]) -> None:
+    probe = started()
     stop_and_go_on(child.pid)
+    if ends:
+        child.kill()
+        child.wait()
     assert list(probe.stop()) == STOPPED
     child.kill()
-    assert child.wait() == -signal.SIGKILL
+    assert child.wait() == -signal.SIGKILL  # it was not reaped by the probe
 
 
-def test_a_child_that_was_stopped_and_has_ended_since_is_told(
-    child: subprocess.Popen[bytes],
-) -> None:
-    probe = StopProbe()
-    probe.start()
-    stop_and_go_on(child.pid)
-    child.kill()
-    child.wait()
-    assert list(probe.stop()) == STOPPED
-
-
-def test_the_end_of_a_child_is_no_stop_and_who_handles_it_does_so_still() -> None:
+def test_end_of_a_child_is_no_stop() -> None:
     calls = list[int]()
     before = signal.signal(signal.SIGCHLD, lambda number, _: calls.append(number))
     try:
         own = signal.getsignal(signal.SIGCHLD)
-        probe = StopProbe()
-        probe.start()
+        probe = started()
         subprocess.run(["true"], check=True)
         assert list(probe.stop()) == []
         assert calls
@@ -70,11 +52,10 @@ def test_the_end_of_a_child_is_no_stop_and_who_handles_it_does_so_still() -> Non
         signal.signal(signal.SIGCHLD, before)
 
 
-def test_a_handler_that_came_within_the_watch_stays() -> None:
+def test_later_handler_stays() -> None:
     before = signal.getsignal(signal.SIGCHLD)
     try:
-        probe = StopProbe()
-        probe.start()
+        probe = started()
         within = signal.getsignal(signal.SIGCHLD)
         assert callable(within)
         later = partial(within)  # as torch chains its own
@@ -86,14 +67,12 @@ def test_a_handler_that_came_within_the_watch_stays() -> None:
         signal.signal(signal.SIGCHLD, before)
 
 
-def test_what_was_before_the_watch_does_not_count(child: subprocess.Popen[bytes]) -> None:
+def test_earlier_stops_do_not_count(child: subprocess.Popen[bytes]) -> None:
     stop_and_go_on(child.pid)
-    probe = StopProbe()
-    probe.start()
-    assert list(probe.stop()) == []
+    assert list(started().stop()) == []
 
 
-def test_a_stop_of_this_process_is_told_and_the_users_own_handler_is_called_and_kept() -> None:
+def test_stop_of_this_process() -> None:
     calls = list[int]()
 
     def own(number: int, _: object) -> None:
@@ -101,8 +80,7 @@ def test_a_stop_of_this_process_is_told_and_the_users_own_handler_is_called_and_
 
     before = signal.signal(signal.SIGCONT, own)
     try:
-        probe = StopProbe()
-        probe.start()
+        probe = started()
         subprocess.run(
             ["sh", "-c", f"kill -STOP {os.getpid()}; sleep 0.1; kill -CONT {os.getpid()}"],
             check=True,
@@ -116,6 +94,12 @@ def test_a_stop_of_this_process_is_told_and_the_users_own_handler_is_called_and_
         assert signal.getsignal(signal.SIGCONT) is own
     finally:
         signal.signal(signal.SIGCONT, before)
+
+
+def started() -> StopProbe:
+    probe = StopProbe()
+    probe.start()
+    return probe
 
 
 def stop_and_go_on(pid: int) -> None:

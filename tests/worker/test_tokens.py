@@ -1,4 +1,4 @@
-"""Tokens are counted by the shape of the first integer tensor (batch, length), padding by a mask of the same shape."""
+"""Count tokens by the first integer tensor (batch, length), and padding by a mask of its shape."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Encoded:
         (Encoded(rows(4, 6), rows(4, 6).bool()), True),
     ],
 )
-def test_tokens_are_found_wherever_a_batch_has_them(batch: Any, has_mask: bool) -> None:
+def test_token_tensors(batch: Any, has_mask: bool) -> None:
     found = token_tensors(batch, 4)
     assert found is not None
     assert found[0].shape == (4, 6)
@@ -60,7 +60,7 @@ def test_tokens_are_found_wherever_a_batch_has_them(batch: Any, has_mask: bool) 
         None,
     ],
 )
-def test_other_batches_have_no_tokens(batch: Any) -> None:
+def test_batches_without_tokens(batch: Any) -> None:
     assert token_count(batch, 4) is None
 
 
@@ -79,44 +79,42 @@ class Unset:
     later: Tensor = field(init=False)
 
 
-def test_a_batch_of_any_kind_is_looked_at_without_harm() -> None:
+def test_odd_batches() -> None:
     assert token_count(Unreadable(rows=rows(4, 6)), 4) is None
     assert token_count(deque([rows(4, 6), 1]), 4) is not None
     assert token_count(Unset(rows(4, 6)), 4) is not None
 
 
-def test_figures_of_many_batches_are_of_all_of_them() -> None:
-    count = token_count({"input_ids": rows(2, 3)}, 2)
-    assert count is not None
-    for length in [3] * 1500 + [5] * 1500:
-        count.add({"input_ids": rows(2, length)}, 2)
-    found = count.figures()
-    assert found is not None
-    assert (found.batches, found.shortest, found.longest, found.per_sample) == (3000, 3, 5, 4.0)
-    assert found.relative_sd == pytest.approx(1 / (4 * 3000**0.5), rel=0.01)
-
-
 @given(st.lists(st.tuples(st.integers(1, 8), st.integers(1, 30)), min_size=1, max_size=20))
-def test_the_mean_is_that_of_all_that_came(shapes: list[tuple[int, int]]) -> None:
+def test_figures(shapes: list[tuple[int, int]]) -> None:
     count = token_count({"input_ids": rows(*shapes[0])}, shapes[0][0])
     assert count is not None
     for shape in shapes:
         count.add({"input_ids": rows(*shape)}, shape[0])
     found = count.figures()
     assert found is not None
-    samples, tokens = (
-        sum(shape[0] for shape in shapes),
-        sum(size * length for size, length in shapes),
-    )
-    assert found.per_sample == pytest.approx(tokens / samples)
-    assert (found.shortest, found.longest) == (
-        min(shape[1] for shape in shapes),
-        max(shape[1] for shape in shapes),
+    samples, lengths = zip(*shapes, strict=True)
+    tokens = sum(size * length for size, length in shapes)
+    assert found.per_sample == pytest.approx(tokens / sum(samples))
+    assert (found.batches, found.shortest, found.longest) == (
+        len(shapes),
+        min(lengths),
+        max(lengths),
     )
     assert (found.relative_sd is None) == (len(shapes) == 1)
 
 
-def test_masks_are_read_before_the_window_and_shapes_alone_within_it() -> None:
+def test_relative_sd() -> None:
+    count = token_count({"input_ids": rows(2, 3)}, 2)
+    assert count is not None
+    for length in [3, 5] * 1500:
+        count.add({"input_ids": rows(2, length)}, 2)
+    found = count.figures()
+    assert found is not None
+    assert found.relative_sd == pytest.approx(1 / (4 * 3000**0.5), rel=0.01)
+
+
+def test_masks_are_read_before_the_window() -> None:
     mask = rows(2, 10)
     mask[0, 4:] = 0
     batch = {"input_ids": rows(2, 10), "attention_mask": mask}
@@ -131,7 +129,7 @@ def test_masks_are_read_before_the_window_and_shapes_alone_within_it() -> None:
     assert (found.per_sample, found.batches, list(count.lengths)) == (30.0, 1, [30])
 
 
-def test_a_table_of_whole_numbers_is_not_taken_for_tokens() -> None:
+def test_table_of_integers_is_no_tokens() -> None:
     table = (rows(4, 6), torch.zeros(4))
     count = token_count(table, 4)
     assert count is not None
@@ -139,11 +137,11 @@ def test_a_table_of_whole_numbers_is_not_taken_for_tokens() -> None:
     count.add(table, 4)
     assert count.figures() is None
     count.add((rows(4, 9), torch.zeros(4)), 4)
-    assert count.figures() is not None, "lengths vary"
+    assert count.figures() is not None
 
 
 @pytest.mark.parametrize("other", [{}, None, {"input_ids": "text"}, {"input_ids": torch.ones(3)}])
-def test_a_batch_unlike_the_first_ends_the_count_and_not_the_trial(other: Any) -> None:
+def test_unlike_batch_ends_the_count(other: Any) -> None:
     count = token_count({"input_ids": rows(2, 3)}, 2)
     assert count is not None
     count.add(other, 2)

@@ -1,11 +1,10 @@
-"""What a rank reports beside its window: the device's conditions, over NVML's stub, from the trial's own `measure`."""
+"""Measure a window with the device's conditions, over NVML's stub."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
-from pathlib import Path
 from time import perf_counter
 from types import SimpleNamespace
 
@@ -20,14 +19,12 @@ from autotune.messages.trials import clock_lowered, clock_moved
 from autotune.policy import WindowRules
 from autotune.records.measurement import GPM_SOURCE, WAIT_SOURCE, Measurement, MemorySample
 from autotune.worker import trial
-from autotune.worker.build import build_model, build_optimizer
 from autotune.worker.conditions import Others
 from autotune.worker.device import Device
-from autotune.worker.feed import Feed
-from autotune.worker.loader import build_loader
 from autotune.worker.place import Start
-from autotune.worker.step import infer_step, make_trainer
+from autotune.worker.step import open_trainer
 from autotune.worker.window import Run
+from tests.factories.loops import make_feed
 from tests.nvml_stub import NvmlStub
 
 
@@ -57,13 +54,11 @@ def measure(nvml: NvmlStub, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Me
     def measured(before: Mapping[str, Others] | None = None) -> Measurement:
         config = TrainingConfig(micro_batch_size=8)
         data = TensorDataset(torch.randn(64, 4), torch.randint(0, 2, (64,)))
-        workload = Workload(model=nn.Linear(4, 2), dataset=data)
         device = CpuWithNvml(torch.device("cpu"), "cuda")
-        feed = Feed(build_loader(workload, data, config, Path("/nowhere")))
+        feed = make_feed(data, config)
         first = feed.start()
-        model = build_model(workload, config, device)
-        optimizer = build_optimizer(workload, model, config.lr)
-        trainer = make_trainer(model, optimizer, infer_step(workload, first.batch), config, device)
+        workload = Workload(model=None, dataset=data)
+        trainer = open_trainer(workload, nn.Linear(4, 2), first.batch, config, device)
         start = Start(started=0.0, built_from=0.0, ends_at=inf, before=before or {})
         run = Run(feed, trainer, 0, perf_counter() + 60)
         return trial.measure(run, WindowRules(max_s=0.3), first, start, lambda _: None)
@@ -71,9 +66,7 @@ def measure(nvml: NvmlStub, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Me
     return measured
 
 
-def test_a_window_is_told_with_what_the_device_did(
-    measure: Callable[..., Measurement], nvml: NvmlStub
-) -> None:
+def test_conditions_of_a_window(measure: Callable[..., Measurement], nvml: NvmlStub) -> None:
     found = measure({"GPU-0": Others(others_memory_bytes=5)})
     assert found.conditions is not None
     assert found.conditions.sm_clock_mhz == (1980, 1980)
@@ -83,17 +76,11 @@ def test_a_window_is_told_with_what_the_device_did(
     assert found.joules_per_sample == pytest.approx(300 / found.samples_per_s)
     assert found.notes == ()
     assert found.host_load is not None
-    assert found.host_load.seconds >= sum(block.seconds for block in found.blocks), (
-        "the readings lie around the window"
-    )
-    assert nvml.calls("nvmlDeviceGetClockInfo") == 4, (
-        "two clocks at two edges, and none in the window"
-    )
+    assert found.host_load.seconds >= sum(block.seconds for block in found.blocks)
+    assert nvml.calls("nvmlDeviceGetClockInfo") == 4  # two clocks at two edges
 
 
-def test_a_window_that_was_disturbed_says_so(
-    measure: Callable[..., Measurement], nvml: NvmlStub
-) -> None:
+def test_notes_on_a_window(measure: Callable[..., Measurement], nvml: NvmlStub) -> None:
     nvml.play(sm_clock=(1980, 1400), reasons=(0, 0x40))
     assert measure().notes == (
         clock_lowered(reasons=["thermal"]),
@@ -101,9 +88,7 @@ def test_a_window_that_was_disturbed_says_so(
     )
 
 
-def test_a_device_that_tells_nothing_costs_no_trial(
-    measure: Callable[..., Measurement], nvml: NvmlStub
-) -> None:
+def test_device_without_conditions(measure: Callable[..., Measurement], nvml: NvmlStub) -> None:
     nvml.play(**{"refuse.nvmlInitWithFlags": 9})
     found = measure()
     assert found.conditions is None

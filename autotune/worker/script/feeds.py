@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 
 from autotune.config.plan import ScriptFacts
 from autotune.config.training_config import TrainingConfig
-from autotune.worker.batch import CountedBatch, size_counter, tensors_of, unwrapped
+from autotune.worker.batch import Held, size_counter, tensors_of, unwrapped
 from autotune.worker.build import is_stream, length_of
 from autotune.worker.device import Device
 from autotune.worker.feed import (
@@ -706,4 +706,4 @@ def uncounted(iterator: Any) -> Any:
     """
     deepen(getattr(iterator, "autotune_loader", None), iterator)
     batch = plain_next(iterator)
-    return batch.batch if type(batch) is CountedBatch else batch
+    return batch.batch if type(batch) is Held else batch
