@@ -33,7 +33,6 @@ def lengths(device_time: float | None, low: float = 0.0, high: float = 0.0) -> L
         mean=30.0,
         median=25.0,
         longest=90,
-        batch_samples=32,
         padding=0.45,
         buckets=buckets,
     )

@@ -12,9 +12,9 @@ from autotune.records.breakdown import DeviceEvent, EventKind, device_time, kind
 
 moments = st.integers(0, 60)
 intervals = st.lists(st.tuples(moments, moments), max_size=12)
-kinds = st.sampled_from(["compute", "copy", "communication"])
+kinds: st.SearchStrategy[EventKind] = st.sampled_from(["compute", "copy", "communication"])
 events = st.lists(
-    st.builds(DeviceEvent, name=st.just("work"), kind=kinds, start_ns=moments, end_ns=moments),
+    st.builds(DeviceEvent, kinds, moments, moments),
     max_size=12,
 )
 
@@ -79,10 +79,7 @@ def test_idle_time_after_waits_lies_outside_all_work_and_within_its_ends(
 def test_a_gap_follows_a_wait_that_saw_the_work_before_it_end(
     wait: tuple[int, int], idle_ns: int
 ) -> None:
-    worked = [
-        DeviceEvent(name="work", kind="compute", start_ns=start, end_ns=start + 10)
-        for start in (0, 30)
-    ]
+    worked = [DeviceEvent("compute", start, start + 10) for start in (0, 30)]
     assert round(device_time(worked, [wait]).after_waits_s * 1e9) == idle_ns
 
 

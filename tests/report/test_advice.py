@@ -27,7 +27,6 @@ LENGTHS = Lengths(
     mean=30.0,
     median=25.0,
     longest=90,
-    batch_samples=32,
     buckets=BucketForecast(pool_batches=5, random_padding=0.5, bucket_padding=0.3),
     packed=PackForecast(
         row_tokens=90, samples_per_row=2.9, padding=0.02, device_time=0.5, device_time_ci=(0.4, 0.6)

@@ -25,7 +25,7 @@ from autotune.diagnosis.advice import rank_advice
 from autotune.diagnosis.bottlenecks import find_bottlenecks
 from autotune.launch.local import ForkServerLauncher
 from autotune.launch.runner import TrialRunner
-from autotune.records.breakdown import DeviceTime, breakdown_on_device
+from autotune.records.breakdown import DeviceTime, StepTimes, breakdown_on_device
 from autotune.records.measurement import (
     GPM_SOURCE,
     NVML_SOURCE,
@@ -313,9 +313,8 @@ def profiled(run: Measurement, *, compute_s: float, copy_s: float) -> Measuremen
     """As if a profiler had seen this of a device in ten steps of a second each."""
     busy_s = compute_s + copy_s
     device = DeviceTime(busy_s=busy_s, compute_s=compute_s, copy_s=copy_s, communication_s=0.0)
-    parts = breakdown_on_device(
-        device, profiled_steps=10, step_s=1.0, data_wait_s=0.0, restart_s=0.0
-    )
+    times = StepTimes(step_s=1.0, data_wait_s=0.0, restart_s=0.0)
+    parts = breakdown_on_device(device, times, profiled_steps=10)
     reading = BusyReading(source=PROFILER_SOURCE, fraction=busy_s / 10)
     return run.model_copy(update={"breakdown": parts, "busy_readings": (reading,)})
 

@@ -8,20 +8,20 @@ around its forward pass, only meanwhile; nothing of the user's is wrapped or rep
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import sqrt
-from statistics import median, stdev
+from statistics import median
 from time import perf_counter
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from autotune.models.statistics import error_of_median
 from autotune.records.measurement import Activations, PairedRatio, SavedBytes
-from autotune.worker.batch import Held, copied, resized, tensors_of
-from autotune.worker.side_alone import train_on
+from autotune.worker.batch import Held, resized, tensors_of
+from autotune.worker.side_alone import time_step
 from autotune.worker.step import Step, Trainer
 from autotune.worker.window import timed_events
 
@@ -210,35 +210,26 @@ def measure_activations(
     blocks = [] if chosen is None else candidates[chosen]
 
     # Record a step on half of it, which shows what grows with the batch.
+    half = _on_half(trainer, largest, candidates) if perf_counter() < ends_at else None
     batches = [largest.batch]
     saved_on_half = None
-    half = _half_of(largest) if perf_counter() < ends_at else None
-    half_watch = None if half is None else _on_half(trainer, half, candidates)
-    if half is not None and half_watch is not None:
-        batches.append(half.batch)
-        saved_on_half = half_watch.saved(chosen, half.samples)
+    if half is not None:
+        held_half, half_watch = half
+        batches.append(held_half.batch)
+        saved_on_half = half_watch.saved(chosen, held_half.samples)
 
     # Time steps on both, and the blocks' forward passes.
     until = min(ends_at, perf_counter() + seconds)
     given_up = min(ends_at, perf_counter() + _OVERTIME * seconds)
-    times = _timed(trainer, batches, blocks, until, given_up)
+    half_step, forward = _timed(trainer, batches, blocks, until, given_up)
     return Activations(
         block=type(blocks[0]).__name__ if blocks else None,
         blocks=0 if chosen is None else whole.calls[chosen],
         whole=whole.saved(chosen, largest.samples),
         half=saved_on_half,
-        half_step=times.half,
-        forward=times.forward,
+        half_step=half_step,
+        forward=forward,
     )
-
-
-class _Times(NamedTuple):
-    """Times as ratios to that of an optimizer step on the whole batch."""
-
-    half: PairedRatio | None
-    """Ratio for a step on half of the batch."""
-    forward: PairedRatio | None
-    """Ratio for the blocks' forward passes."""
 
 
 def _repeated(model: nn.Module) -> list[list[nn.Module]]:
@@ -280,24 +271,20 @@ def _watched(trainer: Trainer, held: Held, candidates: Sequence[Sequence[nn.Modu
         for block in blocks
     ]
     with hooked(hooks):
-        _train_step(replace(trainer, step=Step(forward, trainer.step.source)), held.batch)
+        time_step(replace(trainer, step=Step(forward, trainer.step.source)), held.batch)
     return watch
 
 
-def _half_of(held: Held) -> Held | None:
-    """Return half of a batch; None if it has one sample, or can't be made smaller."""
-    samples = held.samples // 2
-    with suppress(ValueError):
-        return Held(resized(held.batch, held.samples, samples), samples) if samples else None
-    return None
-
-
 def _on_half(
-    trainer: Trainer, half: Held, candidates: Sequence[Sequence[nn.Module]]
-) -> Watch | None:
-    """Record a step on half of a batch; return None if the user's code refuses it."""
+    trainer: Trainer, held: Held, candidates: Sequence[Sequence[nn.Module]]
+) -> tuple[Held, Watch] | None:
+    """Halve a batch, and record a step on it; return None if that fails, or it has one sample."""
+    samples = held.samples // 2
+    if samples == 0:
+        return None
     try:
-        return _watched(trainer, half, candidates)
+        half = Held(resized(held.batch, held.samples, samples), samples)
+        return half, _watched(trainer, half, candidates)
     except Exception:  # noqa: BLE001 - it runs the user's code; without it all bytes count as growing
         trainer.accumulator.reset()
         return None
@@ -309,7 +296,7 @@ def _timed(
     blocks: Sequence[nn.Module],
     until: float,
     given_up: float,
-) -> _Times:
+) -> tuple[PairedRatio | None, PairedRatio | None]:
     """Time steps on each batch and the blocks' forward passes, in turn, so that load affects all.
 
     Args:
@@ -318,24 +305,28 @@ def _timed(
         blocks: The blocks; may be empty.
         until: Time of perf_counter at which to stop after three rounds.
         given_up: Time of perf_counter at which to stop after one.
+
+    Returns:
+        The times of a step on half of the batch, and of the blocks' forward passes, over that of an
+        optimizer step on the whole batch; None for what is not there.
     """
     turns = 0
     halves = list[float]()
     forwards = list[float]()
     while not turns or (perf_counter() < (until if turns >= _FEWEST_TURNS else given_up)):
-        whole_s, *half_s = [_train_step(trainer, batch) for batch in batches]
+        whole_s, *half_s = [time_step(trainer, batch) for batch in batches]
         turns += 1
         halves += [one / whole_s for one in half_s]
         if blocks:
             forwards.append(_forward_s(trainer, batches[0], blocks) / whole_s)
-    return _Times(_ratio(halves), _ratio(forwards))
+    return _ratio(halves), _ratio(forwards)
 
 
 def _ratio(turns: Sequence[float]) -> PairedRatio | None:
-    """Return the median of ratios, with its standard error for normal errors (1.25 of a mean's)."""
+    """Return the median of ratios, with its standard error."""
     if not turns:
         return None
-    sd = 1.25 * stdev(turns) / sqrt(len(turns)) if len(turns) >= _FEWEST_TURNS else None
+    sd = error_of_median(turns) if len(turns) >= _FEWEST_TURNS else None
     return PairedRatio(value=median(turns), sd=sd)
 
 
@@ -371,14 +362,7 @@ def _forward_s(trainer: Trainer, batch: Any, blocks: Sequence[nn.Module]) -> flo
 
     watched = replace(trainer, step=Step(forward, trainer.step.source))
     with hooked([(block, enter, leave) for block in blocks]):
-        _train_step(watched, batch)  # synchronizes at its end
+        time_step(watched, batch)  # synchronizes at its end
     if new_event is None:
         return float(sum(end - begun for begun, end in spans))
     return sum(float(begun.elapsed_time(end)) for begun, end in spans) * 1e-3
-
-
-def _train_step(trainer: Trainer, batch: Any) -> float:
-    """Measure the seconds of one optimizer step on copies of a batch."""
-    copies = [copied(batch) for _ in range(trainer.config.grad_accum_steps)]
-    seconds, _ = train_on(trainer, iter(copies))
-    return seconds

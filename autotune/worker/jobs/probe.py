@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -40,7 +39,7 @@ from autotune.worker.build import (
     seed_all,
 )
 from autotune.worker.device import Device, bytes_from_disk, has_convolutions, is_deterministic
-from autotune.worker.extras.item_costs import TimedItems, draws_of, slow_tail, time_items
+from autotune.worker.extras.item_costs import TimedItems, item_fetchers, slow_tail, time_items
 from autotune.worker.failures import shortage_of
 from autotune.worker.feed import BatchFeed, Delivery, Feed
 from autotune.worker.loader import (
@@ -75,17 +74,9 @@ _OTHERS_FRACTION = 0.05
 convention."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FirstItems:
-    """Figures of the first items; see WorkloadFacts."""
-
-    slow_tail_fraction: float
-    cores_per_item: float
-
-
 def probe_items(
     loader: DataLoader[Any], first_batch_s: float, warm: Callable[[], None]
-) -> FirstItems | None:
+) -> TimedItems | None:
     """Time items for under a second; a second time if the page cache was not warm.
 
     Args:
@@ -95,7 +86,7 @@ def probe_items(
         warm: Function that reads until the page cache is warm; not called if it proves to be.
 
     Returns:
-        The figures; None if items are too slow, or the user's code raises: a step has worked, so
+        The items; None if they are too slow, or the user's code raises: a step has worked, so
         trials report errors in other items.
     """
     if first_batch_s > _REBUILD_S and _must_begin_again(loader):
@@ -108,10 +99,10 @@ def probe_items(
         timed = timed and _timed(loader)
     if timed is None or len(timed.seconds) < _FEWEST_ITEMS or sum(timed.seconds) <= 0:
         return None
-    return FirstItems(slow_tail_fraction=slow_tail(timed.seconds), cores_per_item=_cores(timed))
+    return timed
 
 
-def _cores(timed: TimedItems) -> float:
+def cores_per_item(timed: TimedItems) -> float:
     """Return the number of cores that an item keeps busy while it is computed.
 
     Waits for files are left out, so that they hide no threads. If the item's own thread does too
@@ -142,11 +133,11 @@ def _timed(loader: DataLoader[Any]) -> TimedItems | None:
     begun = perf_counter()
     try:
         with _random_states_kept(), torch_threads(1):  # as torch sets it in loader workers
-            draws = draws_of(loader)
-            next(draws)()
+            fetchers = item_fetchers(loader)
+            next(fetchers)()
             if perf_counter() - begun > _PROBE_S:
                 return None
-            return time_items(draws, 0, begun + _PROBE_S)
+            return time_items(fetchers, 0, begun + _PROBE_S)
     except Exception:  # noqa: BLE001 - user code may raise anything at an item that no step has needed
         return None
 
@@ -251,8 +242,8 @@ def probe(
         has_convolutions=has_convolutions([model]),
         has_fixed_shapes=len({*shapes}) == 1 if len(shapes) >= _LEAST_BATCHES else None,
         is_deterministic=is_deterministic(),
-        slow_tail_fraction=None if items is None else items.slow_tail_fraction,
-        cores_per_item=None if items is None else items.cores_per_item,
+        slow_tail_fraction=None if items is None else slow_tail(items.seconds),
+        cores_per_item=None if items is None else cores_per_item(items),
         optimizer=optimizer_facts(optimizer, can_fuse=not has_sparse and can_fuse(optimizer)),
         step_source=trainer.step.source,
         objects=objects,
@@ -271,7 +262,7 @@ def _switched_on(optimizer: torch.optim.Optimizer, device: Device) -> dict[str, 
 
 def _first_items(
     feed: Feed, first: Delivery, fewest: int
-) -> tuple[FirstItems | None, list[_Shapes]]:
+) -> tuple[TimedItems | None, list[_Shapes]]:
     """Time the first items and warm the page cache.
 
     Args:
@@ -280,7 +271,7 @@ def _first_items(
         fewest: Number of batches to read at least.
 
     Returns:
-        The figures of the items (a tf.data pipeline has none), and the shapes of the batches read.
+        The items (a tf.data pipeline has none), and the shapes of the batches read.
     """
     shapes: list[_Shapes] = []
     items = None

@@ -9,6 +9,7 @@ from pathlib import Path
 from threading import Event, active_count
 from time import perf_counter
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ from autotune.policy import WindowRules
 from autotune.protocol.disk import TrialFolder, read_model
 from autotune.protocol.messages import NO_EXTRAS, Extras, RankReport
 from autotune.records.ceilings import Ceiling
-from autotune.records.measurement import Block, Ceilings, Measurement
+from autotune.records.measurement import Ceilings, Measurement
 from autotune.records.result import Curves
 from autotune.records.trial import TrialResult
 from autotune.worker.build import build_model, build_optimizer
@@ -42,6 +43,7 @@ from autotune.worker.place import Place, Start
 from autotune.worker.step import Step, Trainer, infer_step, make_trainer
 from autotune.worker.trial import ended_when_stuck, longest_after_s, measure
 from autotune.worker.window import Run
+from tests.factories import make_loader_costs, make_measurement, make_window
 
 RULES = WindowRules(max_s=0.1, precision=10.0, block_s=0.01, warm_up_min_s=0.0)
 ALL = Extras(loader_ceiling=True, device_ceiling=True, breakdown=True, stretch_s=0.02)
@@ -54,6 +56,7 @@ WINDOW = (
     "window",
     "loss",
 )
+FIELDS = {"loader_ceiling", "device_ceiling", "breakdown", "loader_costs", "activations"}
 EVERYTHING = ["loader_rate", "device_rate", "time_breakdown", "item_costs"]
 
 
@@ -83,25 +86,32 @@ class Scene:
         self.kept: list[Measurement] = []
 
     def after(self, extras: Extras = ALL) -> Measurement:
-        return measure_after_window(self.run, self.trainer, extras, self.measured, self.kept.append)
+        return measure_after_window(
+            self.run, extras, self.measured, self.kept.append, Path("/nowhere")
+        )
+
+
+def measured_fields(found: Measurement) -> set[str]:
+    return {name for name in FIELDS if getattr(found, name) is not None}
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_all_that_is_asked_for_is_added_and_the_window_stays(num_workers: int) -> None:
+def test_all_extras_are_added_and_the_window_stays(num_workers: int) -> None:
     scene = Scene(num_workers=num_workers)
-    found = scene.after()
+    found = scene.after(ALL.model_copy(update={"activations": True}))
     assert found.notes == ()
+    assert measured_fields(found) == FIELDS
     assert found.ceilings is not None
     assert found.ceilings.loader is not None
     assert found.ceilings.device is not None
     assert found.loader_ceiling == found.ceilings.loader.samples_per_s
     assert found.device_ceiling == found.ceilings.device.samples_per_s
-    assert found.breakdown is not None
     assert found.loader_costs is not None
     assert (found.loader_costs.transfer_s is not None) == (num_workers > 0)
-    assert {name: getattr(found, name) for name in WINDOW} == {
-        name: getattr(scene.measured, name) for name in WINDOW
-    }
+    assert found.activations is not None
+    assert found.activations.whole.samples == 8
+    for name in WINDOW:
+        assert getattr(found, name) == getattr(scene.measured, name)
     assert Measurement.model_validate_json(found.model_dump_json()) == found
 
 
@@ -125,17 +135,17 @@ def test_nothing_is_done_where_nothing_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("extras", "given"),
+    ("asked", "given"),
     [
-        (Extras(loader_ceiling=True, stretch_s=0.01), {"loader_ceiling"}),
-        (Extras(device_ceiling=True, stretch_s=0.01), {"device_ceiling"}),
-        (Extras(breakdown=True, stretch_s=0.01), {"breakdown", "loader_costs"}),
+        ("loader_ceiling", {"loader_ceiling"}),
+        ("device_ceiling", {"device_ceiling"}),
+        ("breakdown", {"breakdown", "loader_costs"}),
+        ("activations", {"activations"}),
     ],
 )
-def test_only_what_is_asked_for_is_measured(extras: Extras, given: set[str]) -> None:
-    found = Scene().after(extras)
-    fields = {"loader_ceiling", "device_ceiling", "breakdown", "loader_costs"}
-    assert {name for name in fields if getattr(found, name) is not None} == given
+def test_only_what_is_asked_for_is_measured(asked: str, given: set[str]) -> None:
+    extras = Extras.model_validate({asked: True, "stretch_s": 0.01})
+    assert measured_fields(Scene().after(extras)) == given
 
 
 def test_copies_are_measured_where_the_device_has_memory_that_pinning_is_for() -> None:
@@ -175,40 +185,19 @@ def test_nothing_begins_near_the_deadline() -> None:
 def test_a_stage_that_fails_leaves_a_remark_and_the_others_their_figures(
     stage: str, field: str, what: str, error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise error
-
-    monkeypatch.setattr(after, stage, fail)
+    monkeypatch.setattr(after, stage, Mock(side_effect=error))
     scene = Scene()
     found = scene.after()
     reason = "no message" if isinstance(error, MemoryError) else "at last"
     assert found.notes == (extra_failed(stage=what, cause=f"{type(error).__name__}: {reason}"),)
-    fields = ["loader_ceiling", "device_ceiling", "breakdown", "loader_costs"]
-    assert [name for name in fields if getattr(found, name) is None] == [field]
+    assert FIELDS - measured_fields(found) == {field, "activations"}
     assert found.window == scene.measured.window
-
-
-def test_what_is_kept_for_the_backward_pass_is_measured_where_asked_for_and_the_window_stays() -> (
-    None
-):
-    scene = Scene()
-    found = scene.after(Extras(activations=True, stretch_s=0.01))
-    assert found.notes == ()
-    assert found.activations is not None
-    assert found.activations.whole.samples == 8
-    assert {name: getattr(found, name) for name in WINDOW} == {
-        name: getattr(scene.measured, name) for name in WINDOW
-    }
-    assert Measurement.model_validate_json(found.model_dump_json()) == found
 
 
 def test_users_code_that_fails_while_its_memory_is_looked_at_costs_that_alone() -> None:
     scene = Scene()
 
-    def failing(*_: Any) -> Tensor:
-        raise RuntimeError("at last")
-
-    scene.trainer.step = Step(failing, "given")
+    scene.trainer.step = Step(Mock(side_effect=RuntimeError("at last")), "given")
     found = scene.after(Extras(activations=True, stretch_s=0.01))
     assert found.notes == (extra_failed(stage="activations", cause="RuntimeError: at last"),)
     assert found.activations is None
@@ -223,26 +212,26 @@ def test_a_compiled_model_is_not_looked_into() -> None:
 
 
 @pytest.mark.parametrize(("kind", "copies"), [("cpu", False), ("mps", False), ("cuda", True)])
-def test_items_are_measured_beside_the_ranks_and_the_device_that_are_there(
+def test_items_are_measured_for_the_ranks_and_the_device(
     kind: Any, copies: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scene, told, waited = Scene(), list[Any](), list[Any]()
-    monkeypatch.setattr(after, "measure_items", lambda *_, to_device, **__: told.append(to_device))
-    monkeypatch.setattr(after, "with_batch_rates", lambda *given: told.append(given[-1]))
-    monkeypatch.setattr(torch.cpu, "synchronize", waited.append)
+    scene, waited = Scene(), Mock()
+    measure_items = Mock(return_value=make_loader_costs())
+    with_batch_rates = Mock()
+    monkeypatch.setattr(after, "measure_items", measure_items)
+    monkeypatch.setattr(after, "with_batch_rates", with_batch_rates)
+    monkeypatch.setattr(torch.cpu, "synchronize", waited)
     scene.run.group = Group(local_size=3)
     scene.trainer.device = Device(torch.device("cpu"), kind)
     rate = Ceiling(samples_per_s=80.0, samples=80, seconds=1.0, batches=10)
     measured = scene.measured.model_copy(update={"ceilings": Ceilings(loader=rate)})
-    after._measure_items(
-        after._After(run=scene.run, trainer=scene.trainer, extras=ALL, measurement=measured)
-    )
-    to_device, ranks = told
-    assert ranks == 3
+    after._measure_items(after._After(scene.run, ALL, measured, Path("/nowhere")))
+    assert with_batch_rates.call_args.args[-1] == 3
+    to_device = measure_items.call_args.kwargs["to_device"]
     assert (to_device is not None) == copies
     if copies:
         to_device([torch.zeros(2)])
-        assert waited == [torch.device("cpu")], "the clock stops when the copy is there"
+        waited.assert_called_once_with(torch.device("cpu"))
 
 
 def test_a_loader_that_fails_after_the_window_leaves_its_items_cost(
@@ -270,20 +259,16 @@ def test_a_loader_that_fails_after_the_window_leaves_its_items_cost(
 def test_what_hangs_after_the_window_ends_the_process_with_its_stack_in_the_log_and_its_time_in_the_report(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    ended, codes, place = Event(), list[int](), Place(TrialFolder(tmp_path), 0, 0)
-
-    def end(code: int) -> None:
-        codes.append(code)
-        ended.set()
-
-    monkeypatch.setattr(os, "_exit", end)
+    ended, place = Event(), Place(TrialFolder(tmp_path), 0, 0)
+    exit_now = Mock(side_effect=lambda _: ended.set())
+    monkeypatch.setattr(os, "_exit", exit_now)
     measured = Scene().measured
     place.keep(RankReport(result=TrialResult(outcome="ok", measurement=measured)))
     begun = perf_counter()
     with ended_when_stuck(0.2, place.report):
         assert ended.wait(30)
     spent_s = perf_counter() - begun
-    assert codes == [0], "the report that was kept stands"
+    exit_now.assert_called_once_with(0)
     assert "test_extra_steps.py" in capfd.readouterr().err
     kept = read_model(place.report, RankReport).result.measurement
     assert kept is not None
@@ -312,23 +297,18 @@ def test_curves_that_were_kept_are_a_report_of_their_own(tmp_path: Path) -> None
 
 
 def test_long_steps_are_given_longer_before_they_are_taken_to_hang() -> None:
-    measured = Scene().measured
-    block = Block(samples=16, batches=2, seconds=20.0, data_wait_s=0.0)
-    slow = measured.model_copy(
-        update={"window": measured.window.model_copy(update={"blocks": (block,)})}
-    )
-    config = TrainingConfig(micro_batch_size=8, grad_accum_steps=2)
-    assert longest_after_s(slow, config) == 60 + 70 * 2 * 10
+    config = TrainingConfig(grad_accum_steps=2)  # of batches of 0.1 s
+    measured = make_measurement(window=make_window())
+    assert longest_after_s(measured, config) == pytest.approx(60 + 70 * 2 * 0.1)
 
 
 def test_what_ends_in_time_ends_nothing_else(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    codes = list[int]()
-    monkeypatch.setattr(os, "_exit", codes.append)
+    monkeypatch.setattr(os, "_exit", exit_now := Mock())
     before = active_count()
     with ended_when_stuck(60.0, TrialFolder(tmp_path).report):
         pass
     while active_count() > before:
         pass
-    assert not codes
+    assert not exit_now.called

@@ -21,7 +21,7 @@ from autotune.config.training_config import TrainingConfig
 from autotune.records.measurement import Lengths, Tokens
 from autotune.worker.device import open_device
 from autotune.worker.extras import lengths as timed
-from autotune.worker.extras.lengths import LengthLimits, length_of_item, measure_lengths
+from autotune.worker.extras.lengths import length_of_item, measure_lengths
 from autotune.worker.feed import Feed
 from autotune.worker.loader import build_loader
 from autotune.worker.step import open_trainer
@@ -78,8 +78,7 @@ def found(
         open_trainer(workload, Tagger(), next(iter(loader)), config, device) if is_trained else None
     )
     tokens = Tokens(per_sample=60.0, batches=9, shortest=64, longest=64, padding=0.6)
-    limits = LengthLimits(stretch_s=0.002, ends_at=inf)
-    return measure_lengths(loader, config, tokens, padded, trainer, limits)
+    return measure_lengths(loader, config, tokens, padded, trainer, seconds=0.002, ends_at=inf)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +107,7 @@ def test_the_length_is_that_of_the_first_row_of_whole_numbers(
 def test_batches_of_several_lengths_are_timed(tmp_path: Path) -> None:
     lengths = found(tmp_path)
     assert lengths is not None
-    assert (lengths.items, lengths.longest, lengths.batch_samples) == (400, 64, 8)
+    assert (lengths.items, lengths.longest) == (400, 64)
     assert lengths.mean == pytest.approx(23)
     assert {step.padded for step in lengths.steps} == {4, 8, 16, 64}
     assert all(step.longest == step.padded and step.seconds > 0 for step in lengths.steps)
@@ -200,9 +199,7 @@ def test_a_stream_whose_batches_are_counted_is_collated_without_its_count(tmp_pa
     feed = Feed(loader)
     trainer = open_trainer(workload, Tagger(), feed.start().batch, config, open_device("cpu"))
     tokens = Tokens(per_sample=60.0, batches=9, shortest=64, longest=64)
-    lengths = measure_lengths(
-        loader, config, tokens, [64], trainer, LengthLimits(stretch_s=0.002, ends_at=inf)
-    )
+    lengths = measure_lengths(loader, config, tokens, [64], trainer, seconds=0.002, ends_at=inf)
     assert lengths is not None
     assert {step.padded for step in lengths.steps} == {4, 8, 16, 64}
 
@@ -228,8 +225,7 @@ def test_batches_that_another_length_would_change_otherwise_are_not_timed(
     loader = built(workload, Sequences(VARIED), config, tmp_path)
     trainer = open_trainer(workload, Tagger(), next(iter(loader)), config, open_device("cpu"))
     tokens = Tokens(per_sample=60.0, batches=9, shortest=64, longest=64)
-    limits = LengthLimits(stretch_s=0.002, ends_at=inf)
-    lengths = measure_lengths(loader, own, tokens, [64], trainer, limits)
+    lengths = measure_lengths(loader, own, tokens, [64], trainer, seconds=0.002, ends_at=inf)
     assert lengths is not None
     assert lengths.steps == ()
     assert lengths.buckets.device_time is None
@@ -253,7 +249,8 @@ def test_near_the_deadline_nothing_is_timed(tmp_path: Path) -> None:
             tokens,
             [64],
             None,
-            LengthLimits(stretch_s=0.002, ends_at=perf_counter() - 1.0),
+            seconds=0.002,
+            ends_at=perf_counter() - 1.0,
         )
         is None
     )

@@ -18,25 +18,14 @@ from autotune.worker import batch as reuse
 from autotune.worker.device import open_device
 from autotune.worker.extras.profile import MARK, break_down, marked_part, profile_steps, step_times
 from autotune.worker.step import Step, Trainer, make_trainer
+from tests.factories import make_window
 
 
 def window(*, whole_epochs: bool, restarts: tuple[Restart, ...] = (), **changes: Any) -> Window:
     """Ten blocks of ten batches of eight in a second each, half of it waits."""
-    fields: dict[str, Any] = {
-        "blocks": (Block(samples=80, batches=10, seconds=1.0, data_wait_s=0.5),) * 10,
-        "restarts": restarts,
-        "whole_epochs": whole_epochs,
-        "epoch_samples": 160,
-        "queue_capacity": 0,
-        "queue_at_start": 0,
-        "queue_at_end": 0,
-        "warm_up_batches": 1,
-        "warm_up_s": 0.0,
-        "is_drained": True,
-        "is_steady": True,
-        "stopped_by": "time",
-    }
-    return Window(**(fields | changes))
+    block = Block(samples=80, batches=10, seconds=1.0, data_wait_s=0.5)
+    fields: dict[str, Any] = {"blocks": (block,) * 10, "epoch_samples": 160} | changes
+    return make_window(whole_epochs=whole_epochs, restarts=restarts, **fields)
 
 
 def test_restarts_beside_the_blocks_are_added_in_proportion_as_in_the_rate() -> None:

@@ -75,7 +75,7 @@ def traced_roofline(cpu: Device, **settings: Any) -> Any:
     batch = (torch.zeros(4, 8), torch.zeros(4, dtype=torch.long))
     step = infer_step(Workload(model=model, dataset=None), batch)
     trainer = make_trainer(model, torch.optim.SGD(model.parameters()), step, config, cpu)
-    return trace_roofline(trainer, batch, cpu)
+    return trace_roofline(trainer, batch)
 
 
 def test_a_roofline_counts_the_products_of_forward_and_backward(cpu: Device) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -18,9 +19,11 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from autotune.config.plan import Workload, WorkloadFacts
 from autotune.config.training_config import TrainingConfig
 from autotune.worker.device import open_device
+from autotune.worker.extras import item_costs
+from autotune.worker.extras.item_costs import TimedItems
 from autotune.worker.feed import Feed
 from autotune.worker.jobs import probe as first_items
-from autotune.worker.jobs.probe import FirstItems, probe, probe_items
+from autotune.worker.jobs.probe import cores_per_item, probe, probe_items
 
 Pair = tuple[Tensor, int]
 
@@ -66,71 +69,42 @@ def never() -> None:
     """No warming is asked for, or does nothing."""
 
 
-def probed(dataset: Any, **parts: Any) -> WorkloadFacts:
-    workload = Workload(model=nn.Linear(4, 2), dataset=dataset, **parts)
+def probed(dataset: Any, model: Any = None) -> WorkloadFacts:
+    workload = Workload(model=model or nn.Linear(4, 2), dataset=dataset)
     return probe(workload, TrainingConfig(micro_batch_size=8), open_device("cpu"), Path("/nowhere"))
 
 
 def test_rare_slow_items_are_seen() -> None:
     facts = probed(Made(rarely_slow))
-    assert facts.slow_tail_fraction is not None
-    assert facts.slow_tail_fraction > 0.6
-    assert facts.cores_per_item is not None
-    assert facts.cores_per_item < 1.0
+    assert (facts.slow_tail_fraction or 0) > 0.6
+    assert (facts.cores_per_item or 9) < 1.0
+    even = probed(Made(lambda _: time.sleep(0.005)))
+    assert (even.slow_tail_fraction or 0) < 0.2
 
 
-def test_even_items_have_no_tail() -> None:
-    facts = probed(Made(lambda _: time.sleep(0.005)))
-    assert facts.slow_tail_fraction is not None
-    assert facts.slow_tail_fraction < 0.2
-
-
-def looked_at(
-    monkeypatch: pytest.MonkeyPatch, *, own_s: float, others_s: float, wall_s: float, cores: int = 8
-) -> FirstItems:
-    """What a look sees of items of so many seconds, of CPU time in their own thread and in others."""
-    process, thread = iter(count(0.0, own_s + others_s)), iter(count(0.0, own_s))
-    monkeypatch.setattr("autotune.worker.extras.item_costs.process_time", lambda: next(process))
-    monkeypatch.setattr("autotune.worker.extras.item_costs.thread_time", lambda: next(thread))
-    monkeypatch.setattr("autotune.worker.jobs.probe.usable_cores", lambda: cores)
-    looked = probe_items(
-        DataLoader(Made(lambda _: time.sleep(wall_s)), 8, shuffle=True), 0.0, never
-    )
-    assert looked is not None
-    return looked
-
-
-def test_cores_are_those_of_all_threads_of_an_item(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert looked_at(
-        monkeypatch, own_s=0.5, others_s=0.5, wall_s=0.002
-    ).cores_per_item == pytest.approx(2.0)
-
-
-def test_waiting_for_data_hides_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fifth of its time in two threads; were the machine busy, less."""
-    assert looked_at(
-        monkeypatch, own_s=0.004, others_s=0.004, wall_s=0.02
-    ).cores_per_item == pytest.approx(2.0)
-
-
-def test_other_threads_that_hardly_work_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert looked_at(monkeypatch, own_s=0.0001, others_s=0.0001, wall_s=0.01).cores_per_item < 0.1
-
-
-def test_of_an_own_thread_that_only_waits_nobody_knows_how_many_others_there_are(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("own_s", "others_s", "wall_s", "cores"),
+    [
+        pytest.param(0.5, 0.5, 1.0, 2.0, id="all threads"),
+        pytest.param(0.1, 0.1, 1.0, 2.0, id="waiting for data hides no threads"),
+        pytest.param(0.01, 0.01, 1.0, 0.02, id="threads that hardly work"),
+        pytest.param(0.02, 1.0, 1.0, 1.02, id="an own thread that only waits"),
+        pytest.param(2.0, 0.0, 1.0, 1.0, id="reading the clocks takes longer than the item"),
+    ],
+)
+def test_cores_per_item(
+    own_s: float, others_s: float, wall_s: float, cores: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert (
-        looked_at(monkeypatch, own_s=0.0001, others_s=0.005, wall_s=0.005, cores=4).cores_per_item
-        < 1.2
+    monkeypatch.setattr(first_items, "usable_cores", lambda: 4)
+    timed = TimedItems(
+        kept=[],
+        seconds=[wall_s],
+        cpu_s=own_s + others_s,
+        own_cpu_s=own_s,
+        others_cpu_s=others_s,
+        disk_bytes=0,
     )
-
-
-def test_an_item_that_nothing_else_works_on_keeps_one_core_busy_at_the_most(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Reading the clocks takes longer than an item of some microseconds."""
-    assert looked_at(monkeypatch, own_s=0.001, others_s=0.0, wall_s=0.0).cores_per_item == 1.0
+    assert cores_per_item(timed) == pytest.approx(cores)
 
 
 def test_the_look_runs_as_a_worker_does_with_one_thread_of_torch() -> None:
@@ -184,25 +158,21 @@ def test_a_probe_survives_what_the_look_and_only_the_look_meets(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     dataset = Made(nothing, length=64)
-    monkeypatch.setattr(first_items, "time_items", raising)
+    monkeypatch.setattr(first_items, "time_items", Mock(side_effect=RuntimeError("the user's")))
     facts = probed(dataset)
     assert (facts.slow_tail_fraction, facts.cores_per_item) == (None, None)
 
 
-def raising(*_: Any) -> Any:
-    raise RuntimeError("the user's")
-
-
 def test_of_slow_items_one_is_enough_to_see_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(first_items, "_PROBE_S", 0.01)
-    dataset, warmed = Made(lambda _: time.sleep(0.05)), list[str]()
-    assert probe_items(DataLoader(dataset, 8), 0.0, lambda: warmed.append("warmed")) is None
-    assert (len(dataset.asked), warmed) == (1, ["warmed"])
+    dataset, warm = Made(lambda _: time.sleep(0.05)), Mock()
+    assert probe_items(DataLoader(dataset, 8), 0.0, warm) is None
+    assert (len(dataset.asked), warm.call_count) == (1, 1)
 
 
 def test_a_stream_is_begun_once_more_only_where_that_is_quick() -> None:
     quick, slow = Stream(), Stream()
-    assert isinstance(probe_items(DataLoader(quick, 8), 0.1, never), FirstItems)
+    assert probe_items(DataLoader(quick, 8), 0.1, never) is not None
     assert probe_items(DataLoader(slow, 8), 60.0, never) is None
     assert (quick.begun, slow.begun) == (1, 0)
 
@@ -218,21 +188,18 @@ def test_a_sampler_of_the_users_counts_as_a_stream_but_not_torchs() -> None:
 def test_what_came_from_the_disk_is_read_warm_and_looked_at_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    warmed, read = list[str](), iter([0, 4096, 4096, 4096])
-    monkeypatch.setattr("autotune.worker.extras.item_costs.bytes_from_disk", lambda: next(read))
-    loader = DataLoader(Made(nothing), 8, shuffle=True)
-    assert probe_items(loader, 0.0, lambda: warmed.append("warmed")) is not None
-    assert warmed == ["warmed"]
-    assert list(read) == [], "both looks have asked"
+    warm, read = Mock(), Mock(side_effect=[0, 4096, 4096, 4096])
+    monkeypatch.setattr(item_costs, "bytes_from_disk", read)
+    assert probe_items(DataLoader(Made(nothing), 8, shuffle=True), 0.0, warm) is not None
+    assert warm.call_count == 1
+    assert read.call_count == 4, "items were timed twice"
 
 
 def test_a_look_without_the_disk_needs_no_other_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotune.worker.extras.item_costs.bytes_from_disk", lambda: 0)
-    warmed = list[str]()
-    assert probe_items(
-        DataLoader(Made(lambda _: time.sleep(0.001)), 8), 0.0, lambda: warmed.append("warmed")
-    )
-    assert warmed == []
+    monkeypatch.setattr(item_costs, "bytes_from_disk", lambda: 0)
+    warm = Mock()
+    assert probe_items(DataLoader(Made(lambda _: time.sleep(0.001)), 8), 0.0, warm)
+    assert not warm.called
 
 
 @pytest.mark.parametrize("is_asked", [False, True])
@@ -243,12 +210,7 @@ def test_code_that_asks_for_deterministic_algorithms_is_known(is_asked: bool) ->
 
     before = torch.backends.cudnn.deterministic
     try:
-        facts = probe(
-            Workload(model=model, dataset=Made(nothing)),
-            TrainingConfig(micro_batch_size=8),
-            open_device("cpu"),
-            Path("/nowhere"),
-        )
+        facts = probed(Made(nothing), model)
     finally:
         torch.backends.cudnn.deterministic = before
     assert facts.is_deterministic is is_asked

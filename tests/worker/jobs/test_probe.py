@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -29,70 +30,41 @@ class Huge(Dataset[tuple[Tensor, int]]):
         return torch.zeros(4), index % 2
 
 
-class Unsharded(IterableDataset[Any]):
-    def __iter__(self) -> Iterator[Any]:
-        return ((torch.full((4,), float(index)), 0) for index in count())
+class Stream(IterableDataset[Any]):
+    """Items that a function makes each time that the stream is begun."""
 
-
-class AsksForItsPlace(Unsharded):
-    def __iter__(self) -> Iterator[Any]:
-        info = get_worker_info()
-        offset = 0 if info is None else info.id
-        return ((torch.full((4,), float(index)), 0) for index in count(offset))
-
-
-class ShardsByWhoIsThere(Unsharded):
-    """Asks whether it is in a worker, but not in which."""
+    def __init__(self, begin: Callable[[], Iterator[Any]]) -> None:
+        self.begin = begin
 
     def __iter__(self) -> Iterator[Any]:
-        assert get_worker_info() is None or get_worker_info() is not None
-        return super().__iter__()
+        return self.begin()
 
 
-class Endless(Unsharded):
-    """Random items, the same seed in each place."""
-
-    def __iter__(self) -> Iterator[Any]:
-        while True:
-            yield torch.randn(4), 0
+def numbers(start: int = 0) -> Iterator[Any]:
+    return ((torch.full((4,), float(index)), 0) for index in count(start))
 
 
-class Arrays(Unsharded):
-    """Items are NumPy arrays."""
-
-    def __iter__(self) -> Iterator[Any]:
-        return ((np.full(4, index, dtype=np.float32), 0) for index in count())
+def arrays(step: int = 1) -> Iterator[Any]:
+    return ((np.full(4, index * step, dtype=np.float32), 0) for index in count(1))
 
 
-class RandomArrays(Unsharded):
-    """Random items, NumPy's seed the same in each place."""
-
-    def __iter__(self) -> Iterator[Any]:
-        while True:
-            yield np.random.rand(4).astype(np.float32), 0
+def by_place() -> Iterator[Any]:
+    info = get_worker_info()
+    return numbers(0 if info is None else info.id)
 
 
-class ArraysOfEach(Unsharded):
-    """A stream of its own in each process that opens it."""
+def by_presence() -> Iterator[Any]:
+    """Ask whether this is a worker, but not which."""
+    assert get_worker_info() is None or get_worker_info() is not None
+    return numbers()
 
-    def __init__(self) -> None:
-        self.opened = 0
 
-    def __iter__(self) -> Iterator[Any]:
-        self.opened += 1
-        return ((np.full(4, index * self.opened, dtype=np.float32), 0) for index in count(1))
+OPENED = count(1)
 
 
 class Item:
     def __init__(self, values: Any) -> None:
         self.values = values
-
-
-class Objects(Unsharded):
-    """Objects that are compared by what they hold."""
-
-    def __iter__(self) -> Iterator[Any]:
-        return (Item(np.full(4, index, dtype=np.float32)) for index in count())
 
 
 def as_pairs(items: list[Any]) -> Any:
@@ -101,34 +73,31 @@ def as_pairs(items: list[Any]) -> Any:
     )
 
 
-def facts_of(dataset: Any, batch_size: int = 8, **parts: Any) -> WorkloadFacts:
-    """What a probe finds out."""
-    named = {"model": nn.Linear(4, 2), "dataset": dataset} | parts
-    return probe(
-        Workload(**named),
-        TrainingConfig(micro_batch_size=batch_size),
-        open_device("cpu"),
-        Path("/nowhere"),
-    )
+def pairs(samples: int, *shape: int) -> TensorDataset:
+    return TensorDataset(torch.randn(samples, *(shape or (4,))), torch.randint(0, 2, (samples,)))
+
+
+def facts_of(dataset: Any, **parts: Any) -> WorkloadFacts:
+    """Return what a probe finds out."""
+    workload = Workload(**({"model": nn.Linear(4, 2), "dataset": dataset} | parts))
+    config = TrainingConfig(micro_batch_size=8)
+    return probe(workload, config, open_device("cpu"), Path("/nowhere"))
 
 
 def test_facts_are_those_of_the_workload() -> None:
-    facts = facts_of(TensorDataset(torch.randn(100, 4), torch.randint(0, 2, (100,))))
+    facts = facts_of(pairs(100))
     assert (facts.dataset_length, facts.is_iterable, facts.is_sharded) == (100, False, True)
     assert facts.parameter_count == 10
     assert facts.optimizer.name == "SGD"
     assert facts.step_source.startswith("cross-entropy")
     assert not facts.has_4d_input
     assert facts.fixed_batch_size is None
-
-
-def test_a_dataset_smaller_than_the_batch_is_still_looked_at() -> None:
-    assert facts_of(TensorDataset(torch.randn(3, 4), torch.randint(0, 2, (3,)))).dataset_length == 3
+    assert facts_of(pairs(3)).dataset_length == 3, "smaller than a batch"
 
 
 @pytest.mark.parametrize(("shape", "is_image"), [((3, 8, 8), True), ((192,), False)])
 def test_images_are_told_by_their_dimensions(shape: tuple[int, ...], is_image: bool) -> None:
-    data = TensorDataset(torch.randn(8, *shape), torch.randint(0, 2, (8,)))
+    data = pairs(8, *shape)
     assert (
         facts_of(data, model=nn.Sequential(nn.Flatten(), nn.Linear(192, 2))).has_4d_input
         == is_image
@@ -140,44 +109,42 @@ def test_warming_the_page_cache_does_not_run_through_data_in_memory() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dataset", "is_sharded"),
+    ("begin", "is_sharded"),
     [
-        (Unsharded(), False),
-        (AsksForItsPlace(), True),
-        (ShardsByWhoIsThere(), False),
-        (Endless(), False),
+        pytest.param(numbers, False, id="equal"),
+        pytest.param(by_place, True, id="asks for its worker"),
+        pytest.param(by_presence, False, id="asks whether it is in a worker"),
+        pytest.param(lambda: iter(lambda: (torch.randn(4), 0), None), False, id="one seed"),
+        pytest.param(arrays, False, id="equal arrays"),
+        pytest.param(
+            lambda: iter(lambda: (np.random.rand(4).astype(np.float32), 0), None),
+            False,
+            id="one seed of NumPy",
+        ),
+        pytest.param(lambda: arrays(next(OPENED)), True, id="arrays of each process"),
     ],
-    ids=lambda value: type(value).__name__,
 )
-def test_a_stream_is_sharded_where_two_places_get_different_items(
-    dataset: Any, is_sharded: bool
+def test_a_stream_is_sharded_if_two_workers_get_different_items(
+    begin: Callable[[], Iterator[Any]], is_sharded: bool
 ) -> None:
-    facts = facts_of(dataset)
+    facts = facts_of(Stream(begin))
     assert facts.is_iterable
     assert facts.is_sharded == is_sharded
-    assert get_worker_info() is None, "the look leaves nothing behind"
-
-
-@pytest.mark.parametrize(
-    ("dataset", "is_sharded"), [(Arrays(), False), (RandomArrays(), False), (ArraysOfEach(), True)]
-)
-def test_streams_of_numpy_arrays_are_compared_by_their_values(
-    dataset: Any, is_sharded: bool
-) -> None:
-    assert facts_of(dataset).is_sharded == is_sharded
+    assert get_worker_info() is None, "the probe leaves nothing behind"
 
 
 def test_streams_of_objects_are_compared_by_what_they_hold() -> None:
-    assert not facts_of(Objects(), collate_fn=as_pairs).is_sharded
+    items = Stream(lambda: (Item(array) for array, _ in arrays()))
+    assert not facts_of(items, collate_fn=as_pairs).is_sharded
 
 
 def test_a_stream_whose_workers_are_set_up_by_the_user_counts_as_sharded() -> None:
-    assert facts_of(Unsharded(), worker_init_fn=lambda _: None).is_sharded
+    assert facts_of(Stream(numbers), worker_init_fn=lambda _: None).is_sharded
 
 
 def test_a_batch_sampler_of_a_size_of_its_own_fixes_it() -> None:
     sampler = torch.utils.data.BatchSampler(range(12), batch_size=6, drop_last=True)
-    data = TensorDataset(torch.randn(12, 4), torch.randint(0, 2, (12,)))
+    data = pairs(12)
     assert facts_of(data, batch_sampler=sampler).fixed_batch_size == 6
     assert (
         facts_of(data, batch_sampler=lambda _, size: [list(range(size))]).fixed_batch_size is None
@@ -199,7 +166,7 @@ class TwoBranches(nn.Module):
 
 @pytest.mark.parametrize("takes_both", [False, True])
 def test_parameters_that_no_gradient_reaches_are_found_in_one_step(takes_both: bool) -> None:
-    data = TensorDataset(torch.randn(8, 4), torch.randint(0, 2, (8,)))
+    data = pairs(8)
     assert (
         facts_of(data, model=TwoBranches(takes_both=takes_both)).has_unused_parameters
         is not takes_both
@@ -216,13 +183,7 @@ def test_parameters_that_no_gradient_reaches_are_found_in_one_step(takes_both: b
     ids=lambda error: type(error).__name__,
 )
 def test_a_baseline_that_is_out_of_memory_is_left_to_its_trial_to_tell(error: Exception) -> None:
-    def exhausting(_: object, __: object) -> Tensor:
-        raise error
-
-    facts = facts_of(
-        TensorDataset(torch.randn(100, 4), torch.randint(0, 2, (100,))), step=exhausting
-    )
-    assert facts.dataset_length == 100
+    assert facts_of(pairs(100), step=Mock(side_effect=error)).dataset_length == 100
 
 
 def images(count: int, *, sizes: tuple[int, ...] = (8,)) -> list[Any]:
@@ -282,38 +243,23 @@ def test_slow_batches_are_taken_for_five_seconds_at_most(
 
 
 def test_a_batch_counts_once_for_the_shapes_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    def look_cold(_loader: Any, _first_s: float, warm: Callable[[], None]) -> None:
-        warm()
-
-    monkeypatch.setattr(probing, "probe_items", look_cold)
+    monkeypatch.setattr(probing, "probe_items", lambda _loader, _first_s, warm: warm())
     monkeypatch.setattr(probing, "GRAPH_KINDS", ("cpu",))
     facts = facts_of(images(16), model=convolving(), shuffle=False)
     assert facts.has_fixed_shapes is None, "two batches do not pass for three"
 
 
-class Embedding(nn.Module):
-    """Its rows get gradients of their own."""
-
-    def __init__(self, *, is_sparse: bool) -> None:
-        super().__init__()
-        self.rows = nn.Embedding(10, 2, sparse=is_sparse)
-
-    def forward(self, indices: Tensor) -> Tensor:
-        outputs: Tensor = self.rows(indices)
-        return outputs
-
-
 def test_an_optimizer_can_be_fused_where_torch_has_it_and_gradients_are_dense() -> None:
-    def can_fuse(model: nn.Module, dataset: Any, optimizer: Any = None) -> bool:
-        return facts_of(dataset, model=model, optimizer=optimizer).optimizer.can_fuse
-
-    vectors = TensorDataset(torch.randn(64, 4), torch.randint(0, 2, (64,)))
     words = TensorDataset(torch.randint(0, 10, (64,)), torch.randint(0, 2, (64,)))
-    assert can_fuse(nn.Linear(4, 2), vectors)
-    assert can_fuse(nn.Linear(4, 2), vectors, torch.optim.AdamW)
-    assert not can_fuse(nn.Linear(4, 2), vectors, torch.optim.RMSprop)
-    assert can_fuse(Embedding(is_sparse=False), words)
-    assert not can_fuse(Embedding(is_sparse=True), words)
+    for optimizer, can_fuse in (
+        (None, True),
+        (torch.optim.AdamW, True),
+        (torch.optim.RMSprop, False),
+    ):
+        assert facts_of(pairs(64), optimizer=optimizer).optimizer.can_fuse is can_fuse
+    for is_sparse in (False, True):
+        model = nn.Sequential(nn.Embedding(10, 2, sparse=is_sparse))
+        assert facts_of(words, model=model).optimizer.can_fuse is not is_sparse
 
 
 class OwnFused(torch.optim.AdamW):
@@ -325,8 +271,7 @@ class OwnFused(torch.optim.AdamW):
 
 def test_what_the_users_code_has_fused_is_what_is_run_today() -> None:
     def observed(optimizer: Any, model: nn.Module) -> tuple[bool, bool]:
-        dataset = TensorDataset(torch.randn(64, 4), torch.randint(0, 2, (64,)))
-        objects = facts_of(dataset, model=model, optimizer=optimizer).objects
+        objects = facts_of(pairs(64), model=model, optimizer=optimizer).objects
         return objects.observed.fused, "fused" in objects.names
 
     model = nn.Linear(4, 2)
