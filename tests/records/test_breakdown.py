@@ -79,26 +79,21 @@ def test_shares_on_the_cpu_add_up_whatever_was_measured(
 @pytest.mark.parametrize(
     ("breakdown", "expected"),
     [
-        pytest.param(on_device(0.9, data_wait_s=0.5), [0.1, 0, 0.9, 0, 0], id="work hides waiting"),
-        pytest.param(
+        (on_device(0.9, data_wait_s=0.5), [0.1, 0, 0.9, 0, 0]),  # work hides waiting
+        (
             on_device(0.3, 0.1, 0.1, data_wait_s=0.2, restart_s=1.0),
             [0.6, 0.05, 0.15, 0.05, 0.15],
-            id="the rest is idle",
-        ),
-        pytest.param(on_device(1.5, 0.5), [0, 0.25, 0.75, 0, 0], id="scaled to the step"),
-        pytest.param(
-            on_device(0.9, step_s=0.6, restart_s=0.4), [0.1, 0, 0.9, 0, 0], id="hides a restart"
-        ),
-        pytest.param(
+        ),  # the rest is idle
+        (on_device(1.5, 0.5), [0, 0.25, 0.75, 0, 0]),  # scaled to the step
+        (on_device(0.9, step_s=0.6, restart_s=0.4), [0.1, 0, 0.9, 0, 0]),  # hides a restart
+        (
             on_device(0.5, after_waits_s=0.2, data_wait_s=0.1),
             [0.1, 0, 0.5, 0.2, 0.2],
-            id="idle after the host's waits",
-        ),
-        pytest.param(
+        ),  # idle after the host's waits
+        (
             on_device(0.5, after_waits_s=7.0, data_wait_s=0.1),
             [0.1, 0, 0.5, 0.4, 0],
-            id="no more than is idle",
-        ),
+        ),  # no more than is idle
     ],
 )
 def test_shares_on_a_device(breakdown: TimeBreakdown, expected: list[float]) -> None:

@@ -126,12 +126,12 @@ def test_a_profile_holds_the_marked_steps_and_those_before() -> None:
 @pytest.mark.parametrize(
     ("kind", "cuda", "own", "set_to"),
     [
-        pytest.param("cuda", "12.6", None, "1", id="CUPTI goes"),
-        pytest.param("cuda", "13.0", None, "1", id="in newer versions too"),
-        pytest.param("cuda", "12.4", None, None, id="it would crash next to CUDA graphs"),
-        pytest.param("cuda", "13.0", "0", "0", id="the user's own value stays"),
-        pytest.param("cpu", "13.0", None, None, id="no CUPTI is used"),
-        pytest.param("rocm", None, None, None, id="no CUPTI is there"),
+        ("cuda", "12.6", None, "1"),  # CUPTI goes
+        ("cuda", "13.0", None, "1"),  # in newer versions too
+        ("cuda", "12.4", None, None),  # it would crash next to CUDA graphs
+        ("cuda", "13.0", "0", "0"),  # the user's own value stays
+        ("cpu", "13.0", None, None),  # no CUPTI is used
+        ("rocm", None, None, None),  # no CUPTI is there
     ],
 )
 def test_cupti_is_detached_after_a_profile_where_it_can_be(

@@ -85,11 +85,11 @@ def test_rare_slow_items_are_seen() -> None:
 @pytest.mark.parametrize(
     ("own_s", "others_s", "wall_s", "cores"),
     [
-        pytest.param(0.5, 0.5, 1.0, 2.0, id="all threads"),
-        pytest.param(0.1, 0.1, 1.0, 2.0, id="waiting for data hides no threads"),
-        pytest.param(0.01, 0.01, 1.0, 0.02, id="threads that hardly work"),
-        pytest.param(0.02, 1.0, 1.0, 1.02, id="an own thread that only waits"),
-        pytest.param(2.0, 0.0, 1.0, 1.0, id="reading the clocks takes longer than the item"),
+        (0.5, 0.5, 1.0, 2.0),  # all threads
+        (0.1, 0.1, 1.0, 2.0),  # waiting for data hides no threads
+        (0.01, 0.01, 1.0, 0.02),  # threads that hardly work
+        (0.02, 1.0, 1.0, 1.02),  # an own thread that only waits
+        (2.0, 0.0, 1.0, 1.0),  # reading the clocks takes longer than the item
     ],
 )
 def test_cores_per_item(

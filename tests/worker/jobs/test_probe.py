@@ -111,17 +111,16 @@ def test_warming_the_page_cache_does_not_run_through_data_in_memory() -> None:
 @pytest.mark.parametrize(
     ("begin", "is_sharded"),
     [
-        pytest.param(numbers, False, id="equal"),
-        pytest.param(by_place, True, id="asks for its worker"),
-        pytest.param(by_presence, False, id="asks whether it is in a worker"),
-        pytest.param(lambda: iter(lambda: (torch.randn(4), 0), None), False, id="one seed"),
-        pytest.param(arrays, False, id="equal arrays"),
-        pytest.param(
+        (numbers, False),  # equal
+        (by_place, True),  # asks for its worker
+        (by_presence, False),  # asks whether it is in a worker
+        (lambda: iter(lambda: (torch.randn(4), 0), None), False),  # one seed
+        (arrays, False),  # equal arrays
+        (
             lambda: iter(lambda: (np.random.rand(4).astype(np.float32), 0), None),
             False,
-            id="one seed of NumPy",
-        ),
-        pytest.param(lambda: arrays(next(OPENED)), True, id="arrays of each process"),
+        ),  # one seed of NumPy
+        (lambda: arrays(next(OPENED)), True),  # arrays of each process
     ],
 )
 def test_a_stream_is_sharded_if_two_workers_get_different_items(
