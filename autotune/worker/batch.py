@@ -296,8 +296,9 @@ class CountedBatch(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """The batch sampler and collate function of a loader."""
+    """The samplers and collate function of a loader."""
 
+    sampler: Any
     batch_sampler: Any
     collate_fn: Callable[[Any], Any]
 
@@ -310,7 +311,7 @@ def unwrapped(loader: DataLoader[Any]) -> Parts:
         sampler = sampler.counted
     if isinstance(collate, partial) and collate.func is _with_count:
         collate = collate.args[0]
-    return Parts(sampler, collate)
+    return Parts(loader.sampler, sampler, collate)
 
 
 class _Counted:

@@ -160,10 +160,11 @@ def _draws(loader: DataLoader[Any]) -> Iterator[Callable[[], list[Any]]]:
     """
     dataset: Any = loader.dataset
     total = length_of(dataset)
-    sampler = drawn_by(loader)
+    own: Any = unwrapped(loader)  # else the feed's counting hides the sampler
+    sampler = drawn_by(own)
     if is_stream(dataset) or total is None:
         return item_fetchers(loader)
-    draws_all = fixed_batches(loader) or isinstance(
+    draws_all = fixed_batches(own) or isinstance(
         sampler, RandomSampler | SequentialSampler | DistributedSampler
     )
     drawn = range(total) if draws_all else list(islice(sampler, 100_000))
