@@ -7,7 +7,7 @@ around its forward pass, only meanwhile; nothing of the user's is wrapped or rep
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -28,8 +28,8 @@ from autotune.worker.window import timed_events
 # The saved tensors of one forward pass, by storage and by block
 
 
-Hook: TypeAlias = tuple[nn.Module, Callable[[Iterable[Any]], None], Callable[[], None]]
-"""A block, the function called before it with its inputs, and the function called after it."""
+Hook: TypeAlias = tuple[nn.Module, Callable[..., None], Callable[..., None]]
+"""A block, and torch's hooks before and after its forward pass, the first one with keywords."""
 
 
 @dataclass(slots=True)
@@ -43,6 +43,17 @@ class _Kept:
 
 
 @dataclass(slots=True)
+class _Calls:
+    """The calls of the blocks of one class in a forward pass."""
+
+    count: int = 0
+    inside: list[int] = field(default_factory=list)
+    """Numbers of the calls under way: a block may contain another of its class."""
+    inputs: dict[int, int] = field(default_factory=dict)
+    """Bytes of the blocks' inputs by address."""
+
+
+@dataclass(slots=True)
 class Watch:
     """Record the storages that one forward pass keeps, and the blocks' calls in it.
 
@@ -51,34 +62,31 @@ class Watch:
 
     left_out: frozenset[int]
     """Addresses of parameters and buffers."""
-    calls: list[int]
-    """Number of calls so far, for each class of blocks."""
-    inside: list[list[int]]
-    """Numbers of the calls under way, for each class: a block may contain another of its class."""
+    calls: list[_Calls]
+    """The calls of each class of blocks."""
     is_over: bool = False
     kept: dict[int, _Kept] = field(default_factory=dict)
     """Kept storages by address."""
-    inputs: list[dict[int, int]] = field(default_factory=list)
-    """Bytes of the blocks' inputs by address, for each class."""
     alive: list[Any] = field(default_factory=list)
     """Storages held so that no address is used twice."""
 
-    def enter(self, kind: int, inputs: Iterable[Any]) -> None:
+    def enter(self, kind: int, _: nn.Module, args: Any, kwargs: Any) -> None:
         """Record the start of a block's forward pass, with its inputs."""
         if self.is_over:
             return
-        if not self.inside[kind]:
-            self.calls[kind] += 1
-            for tensor in tensors_of(list(inputs)):
+        calls = self.calls[kind]
+        if not calls.inside:
+            calls.count += 1
+            for tensor in tensors_of([*args, *kwargs.values()]):
                 address, size = self._storage(tensor)
                 if size:
-                    self.inputs[kind][address] = size
-        self.inside[kind].append(self.calls[kind] - 1)
+                    calls.inputs[address] = size
+        calls.inside.append(calls.count - 1)
 
-    def leave(self, kind: int) -> None:
+    def leave(self, kind: int, *_: Any) -> None:
         """Record the end of a block's forward pass, whether it failed or not."""
-        if not self.is_over and self.inside[kind]:
-            self.inside[kind].pop()
+        if not self.is_over and self.calls[kind].inside:
+            self.calls[kind].inside.pop()
 
     def keep(self, tensor: Tensor) -> Tensor:
         """Record a saved tensor, and return a detached alias of it.
@@ -89,7 +97,7 @@ class Watch:
         if not self.is_over:
             address, size = self._storage(tensor)
             if size:
-                place = tuple(calls[0] if calls else None for calls in self.inside)
+                place = tuple(calls.inside[0] if calls.inside else None for calls in self.calls)
                 self.kept.setdefault(address, _Kept(size)).places.add(place)
         return tensor.detach()
 
@@ -116,11 +124,11 @@ class Watch:
         }
         inputs = {
             at: size
-            for at, size in self.inputs[kind].items()
+            for at, size in self.calls[kind].inputs.items()
             if at in within or at not in self.kept
         }
         # Bytes of each call, which exist again while its block is recomputed.
-        of_calls = [0] * self.calls[kind]
+        of_calls = [0] * self.calls[kind].count
         for at, one in within.items():
             if at in inputs:
                 continue
@@ -157,21 +165,10 @@ class Watch:
 def hooked(hooks: Sequence[Hook]) -> Iterator[None]:
     """Call functions before and after each block, also if the block fails."""
     handles = list[Any]()
-
-    def before(
-        enter: Callable[[Iterable[Any]], None], _: nn.Module, args: Any, kwargs: Any
-    ) -> None:
-        enter((*args, *kwargs.values()))
-
-    def after(leave: Callable[[], None], *_: Any) -> None:
-        leave()
-
     try:
         for block, enter, leave in hooks:
-            handles.append(
-                block.register_forward_pre_hook(partial(before, enter), with_kwargs=True)
-            )
-            handles.append(block.register_forward_hook(partial(after, leave), always_call=True))
+            handles.append(block.register_forward_pre_hook(enter, with_kwargs=True))
+            handles.append(block.register_forward_hook(leave, always_call=True))
         yield
     finally:
         for handle in handles:
@@ -224,7 +221,7 @@ def measure_activations(
     half_step, forward = _timed(trainer, batches, blocks, until, given_up)
     return Activations(
         block=type(blocks[0]).__name__ if blocks else None,
-        blocks=0 if chosen is None else whole.calls[chosen],
+        blocks=0 if chosen is None else whole.calls[chosen].count,
         whole=whole.saved(chosen, largest.samples),
         half=saved_on_half,
         half_step=half_step,
@@ -251,9 +248,7 @@ def _watched(trainer: Trainer, held: Held, candidates: Sequence[Sequence[nn.Modu
     tensors = (*model.parameters(), *model.buffers())
     watch = Watch(
         left_out=frozenset(tensor.untyped_storage().data_ptr() for tensor in tensors),
-        calls=[0 for _ in candidates],
-        inside=[[] for _ in candidates],
-        inputs=[{} for _ in candidates],
+        calls=[_Calls() for _ in candidates],
     )
 
     def forward(model: nn.Module, batch: Any) -> Tensor:
@@ -344,10 +339,10 @@ def _forward_s(trainer: Trainer, batch: Any, blocks: Sequence[nn.Module]) -> flo
         event.record()
         return event
 
-    def enter(_: Iterable[Any]) -> None:
+    def enter(*_: Any) -> None:
         open_spans.append(mark() if is_forward and not open_spans else None)
 
-    def leave() -> None:
+    def leave(*_: Any) -> None:
         begun = open_spans.pop() if open_spans else None
         if begun is not None:
             spans.append((begun, mark()))

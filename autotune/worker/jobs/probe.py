@@ -187,14 +187,16 @@ def probe(
     # Read what the user's objects are set to.
     data = build_dataset(workload)
     dataset = dataset_of(data)
-    objects = _objects(workload, data, config)
+    observed: dict[str, Any] = {"micro_batch_size": config.micro_batch_size, "lr": config.lr}
+    found = _observed(workload, data)
+    observed |= found
     is_tf_data = isinstance(dataset, TfData)
-    size = objects.observed.micro_batch_size
+    size = observed["micro_batch_size"]
     length = dataset.length(size) if isinstance(dataset, TfData) else length_of(dataset)
     small = TrainingConfig(
         micro_batch_size=size if length is None else min(size, length),
         max_tokens=config.max_tokens,
-        lr=objects.observed.lr,
+        lr=observed["lr"],
     )
     # Count the samples of a token budget first: later random draws depend on the time taken.
     own = workload.batch_sampler
@@ -207,7 +209,7 @@ def probe(
     first = feed.start()
     model = build_model(workload, small, device)
     optimizer = build_optimizer(workload, model, small.lr)
-    objects = _with(objects, **_switched_on(optimizer, device))
+    found |= _switched_on(optimizer, device)
     trainer = make_trainer(model, optimizer, infer_step(workload, first.batch), small, device)
     has_unused, has_sparse = _train_once(trainer, first.batch)
     fewest = _LEAST_BATCHES if device.kind in GRAPH_KINDS else 1  # else shapes do not matter
@@ -217,8 +219,9 @@ def probe(
     is_iterable = is_stream(dataset)
     inputs = tensors_of(first.batch)
     fixed = _fixed_size(workload, data, feed.loader, first.samples)
-    if fixed is not None and objects.has_loader:
-        objects = _with(objects, micro_batch_size=fixed)
+    is_loader = isinstance(data, DataLoader)
+    if fixed is not None and is_loader:
+        found["micro_batch_size"] = fixed
     parameters = list(model.parameters())
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     has_images = any(tensor.ndim == IMAGE_DIMS and tensor.is_floating_point() for tensor in inputs)
@@ -246,7 +249,15 @@ def probe(
         cores_per_item=None if items is None else cores_per_item(items),
         optimizer=optimizer_facts(optimizer, can_fuse=not has_sparse and can_fuse(optimizer)),
         step_source=trainer.step.source,
-        objects=objects,
+        objects=ObjectFacts(
+            observed=TrainingConfig.model_validate(observed | found),
+            names=tuple(found),
+            has_loader=is_loader,
+            drop_last=drops_last(data) if is_loader else None,
+            beside=tuple(
+                name for name in WITH_A_LOADER if is_loader and getattr(workload, name) is not None
+            ),
+        ),
     )
 
 
@@ -288,37 +299,17 @@ def _first_items(
     return items, shapes
 
 
-def _objects(workload: Workload, data: Any, config: TrainingConfig) -> ObjectFacts:
-    """Return the settings of the user's own loader and optimizer.
-
-    Args:
-        workload: The workload.
-        data: The user's loader or dataset.
-        config: The baseline that the user gave; source of the values that objects do not have.
-    """
+def _observed(workload: Workload, data: Any) -> dict[str, Any]:
+    """Return the settings of the user's own loader and optimizer."""
     found: dict[str, Any] = {}
-    beside: tuple[str, ...] = ()
     if isinstance(data, DataLoader):
-        beside = tuple(name for name in WITH_A_LOADER if getattr(workload, name) is not None)
         found = observed_settings(data)
         if workload.batch_sampler is not None:  # it makes the batches, of the baseline's size
             found.pop("micro_batch_size", None)
     if isinstance(workload.optimizer, torch.optim.Optimizer):
         lr = base_lr(workload.optimizer)
         found |= {} if lr is None else {"lr": lr}
-    known = ObjectFacts(
-        observed=TrainingConfig(micro_batch_size=config.micro_batch_size, lr=config.lr),
-        has_loader=isinstance(data, DataLoader),
-        drop_last=drops_last(data) if isinstance(data, DataLoader) else None,
-        beside=beside,
-    )
-    return _with(known, **found)
-
-
-def _with(objects: ObjectFacts, **found: Any) -> ObjectFacts:
-    """Return the facts with further settings that were observed."""
-    observed = TrainingConfig.model_validate(objects.observed.model_dump() | found)
-    return objects.model_copy(update={"observed": observed, "names": (*objects.names, *found)})
+    return found
 
 
 def _fixed_size(
