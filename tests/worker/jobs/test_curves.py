@@ -1,4 +1,4 @@
-"""Ceilings in other settings: each point on its own, none of which can spoil another, and the process as before."""
+"""Measure each point by itself, refuse what may fill the memory, and leave the process as before."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from autotune.messages.trials import (
     operators_not_counted,
     process_ended_at_point,
 )
+from autotune.models.memory import Peak
 from autotune.note import Note
 from autotune.protocol.messages import CurvesJob
 from autotune.records.ceilings import Ceiling
@@ -37,7 +38,13 @@ from autotune.worker.device import Device, open_device
 from autotune.worker.extras import roofline
 from autotune.worker.jobs import curves as curves_job
 from autotune.worker.jobs.bench import WorkloadBench
-from autotune.worker.jobs.curves import combined_config, loader_share, trace_curves
+from autotune.worker.jobs.curves import (
+    combined_config,
+    loader_share,
+    refusal_of_batch,
+    refusal_of_queue,
+    trace_curves,
+)
 from autotune.worker.side_alone import device_alone
 from tests.factories import make_process
 from tests.factories.lengths import ByBudget, Sequences, Tagger, padded_rows, tagging_step
@@ -91,6 +98,7 @@ def trace(
     own: dict[str, Any] | None = None,
     limit_bytes: int | None = None,
     left_s: float = 60.0,
+    stretch_s: float = 0.005,
     keep: Callable[[Curves], None] = lambda known: None,
     **job: Any,
 ) -> Curves:
@@ -100,7 +108,7 @@ def trace(
         process=make_process(nowhere, limit_bytes=limit_bytes),
         payload=nowhere,
         config=config,
-        stretch_s=0.005,
+        stretch_s=stretch_s,
         variations=tuple(
             TrainingConfig.model_validate(config.model_dump() | changes) for changes in variations
         ),
@@ -471,6 +479,7 @@ def test_another_token_budget_is_measured_with_so_many_times_the_samples_of_each
         larger,
         model=Tagger(),
         own={"micro_batch_size": 3, "max_tokens": 16},
+        stretch_s=0.2,
         dataset=Sequences([4] * 8 + [16] * 2),
         parts={"collate_fn": padded_rows, "batch_sampler": ByBudget, "step": step},
     )
@@ -478,3 +487,76 @@ def test_another_token_budget_is_measured_with_so_many_times_the_samples_of_each
     own = {(4, 4), (1, 16)}
     assert own <= set(seen)
     assert set(seen) - own == {(8, 4), (2, 16)}
+
+
+MIB = 2**20
+BATCH = (torch.zeros(65, 2**10, dtype=torch.uint8), torch.zeros(2**14, dtype=torch.uint8))
+"""65 and 16 KiB: four of them take 324 KiB in shared memory; page-locked, by powers of two, 576 KiB."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "pins", "ram_bytes", "shared_bytes", "is_refused"),
+    [
+        ("cuda", True, MIB, 8 * MIB, True),
+        ("xpu", True, MIB, 8 * MIB, True),
+        ("cuda", True, 2 * MIB, 8 * MIB, False),
+        ("cuda", True, 2 * MIB, MIB, False),  # what is page-locked lies in no shared memory
+        ("cuda", False, MIB, 8 * MIB, False),
+        ("cpu", True, MIB, 8 * MIB, False),  # torch pins nothing without an accelerator
+        ("cpu", False, 8 * MIB, MIB // 2, True),
+    ],
+)
+def test_batches_that_are_pinned_exist_twice_and_take_a_power_of_two(
+    kind: Any,
+    pins: bool,
+    ram_bytes: int,
+    shared_bytes: int,
+    is_refused: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    own = TrainingConfig(micro_batch_size=8)
+    job = CurvesJob(
+        process=make_process(tmp_path, device=kind),
+        payload=tmp_path,
+        config=own,
+    )
+    config = own.model_copy(update={"num_workers": 2, "prefetch_factor": 2, "pin_memory": pins})
+    device = Device(torch.device("cpu"), kind)
+    monkeypatch.setattr(curves_job, "_free_ram_bytes", lambda *_: ram_bytes)
+    monkeypatch.setattr(curves_job, "_free_shared_bytes", lambda: shared_bytes)
+    refusal = refusal_of_queue([BATCH], config, job, device)
+    assert (None if refusal is None else refusal.code) == (
+        "queue_too_large" if is_refused else None
+    )
+
+
+def test_batches_grow_with_their_number_of_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [curves_job._batch_sizes(BATCH, growth) for growth in (0.5, 1, 4)] == [
+        (40 * 1024 + 512, 72 * 1024),
+        (81 * 1024, 144 * 1024),
+        (324 * 1024, 576 * 1024),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "batch", "limit_mib", "is_refused"),
+    [
+        ((8,), 16, 400, False),  # it takes twice as much at the most
+        ((8,), 32, 400, True),
+        ((8, 16, 32), 256, 600, False),
+        ((8, 16, 32), 256, 420, True),
+        ((8, 16, 32), 256, None, False),
+    ],
+)
+def test_a_batch_is_tried_only_where_the_peaks_so_far_make_it_sure_to_fit(
+    sizes: tuple[int, ...], batch: int, limit_mib: int | None, is_refused: bool
+) -> None:
+    """150 MiB, and one more a sample."""
+    peaks = [Peak(TrainingConfig(micro_batch_size=size), (150 + size) * MIB) for size in sizes]
+    limit_bytes = None if limit_mib is None else limit_mib * MIB
+    config, device = TrainingConfig(micro_batch_size=batch), Device(torch.device("cpu"), "cpu")
+    refusal = refusal_of_batch(peaks, config, limit_bytes, device)
+    assert (None if refusal is None else refusal.code) == (
+        "batch_too_large" if is_refused else None
+    )
