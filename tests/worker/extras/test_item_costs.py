@@ -37,10 +37,11 @@ def _no_longer_than_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Recorder(Dataset[Tensor]):
-    """Notes which items were asked for, and with how many threads of torch's."""
+    """Notes which items were asked for, and with how many threads of torch's; calls a function for each."""
 
-    def __init__(self, length: int = 1000) -> None:
+    def __init__(self, length: int = 1000, work: Callable[[int], object] | None = None) -> None:
         self.length, self.asked, self.threads = length, list[int](), set[int]()
+        self.work = work or (lambda number: None)
 
     def __len__(self) -> int:
         return self.length
@@ -48,6 +49,7 @@ class Recorder(Dataset[Tensor]):
     def __getitem__(self, index: int) -> Tensor:
         self.asked.append(index)
         self.threads.add(torch.get_num_threads())
+        self.work(len(self.asked))
         return torch.zeros(4)
 
 
@@ -72,27 +74,20 @@ class Stream(IterableDataset[Tensor]):
         return iter(torch.zeros(self.length, 4))
 
 
-class Pausing(Recorder):
-    """Waits at each so-manieth item."""
-
-    def __getitem__(self, index: int) -> Tensor:
-        item = super().__getitem__(index)
-        if len(self.asked) % 400 == 0:
-            time.sleep(0.02)
-        return item
+def pause(number: int) -> None:
+    """Wait at some of the items."""
+    if number % 400 == 0:
+        time.sleep(0.02)
 
 
-class Forking(Recorder):
-    """Has a process of its own work for each item."""
-
-    def __getitem__(self, index: int) -> Tensor:
-        pid = os.fork()
-        if pid == 0:
-            for _ in range(20_000):
-                pass
-            os._exit(0)
-        os.waitpid(pid, 0)
-        return super().__getitem__(index)
+def fork(_: int) -> None:
+    """Have a process of its own work for each item."""
+    pid = os.fork()
+    if pid == 0:
+        for _ in range(20_000):
+            pass
+        os._exit(0)
+    os.waitpid(pid, 0)
 
 
 def loader_of(
@@ -202,7 +197,7 @@ def test_cheap_items_are_timed_until_rare_pauses_are_among_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(item_costs, "_LEAST_S", LEAST_S)
-    costs = costs_of(Pausing())
+    costs = costs_of(Recorder(work=pause))
     assert costs.items > 256
     assert costs.item_slowest_s >= 0.02
     assert costs.slow_tail_fraction > 0.4
@@ -225,7 +220,7 @@ def test_near_the_deadline_one_item_is_enough() -> None:
 def test_work_in_child_processes_is_cpu_time_of_the_item(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(item_costs, "_MOST_ITEMS", 3)
     begun_s = item_costs._children_cpu_s()
-    costs = costs_of(Forking())
+    costs = costs_of(Recorder(work=fork))
     assert costs.item_cpu_s * 3 >= (item_costs._children_cpu_s() - begun_s) / 2
 
 

@@ -32,14 +32,6 @@ from autotune.worker.jobs.probe import (
 )
 
 
-class Huge(Dataset[tuple[Tensor, int]]):
-    def __len__(self) -> int:
-        return 10**12
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return torch.zeros(4), index % 2
-
-
 class Stream(IterableDataset[Any]):
     """Items that a function makes each time that the stream is begun."""
 
@@ -115,7 +107,9 @@ def test_images_are_told_by_their_dimensions(shape: tuple[int, ...], is_image: b
 
 
 def test_warming_the_page_cache_does_not_run_through_data_in_memory() -> None:
-    assert facts_of(Huge(), shuffle=False).dataset_length == 10**12  # it would never end
+    assert (
+        facts_of(Made(nothing, length=10**12), shuffle=False).dataset_length == 10**12
+    )  # it would never end
 
 
 @pytest.mark.parametrize(
@@ -160,26 +154,17 @@ def test_a_batch_sampler_of_a_size_of_its_own_fixes_it() -> None:
     )
 
 
-class TwoBranches(nn.Module):
-    """Takes one of its two branches, and looks at frozen weights."""
-
-    def __init__(self, *, takes_both: bool) -> None:
-        super().__init__()
-        self.branches = nn.ModuleList([nn.Linear(4, 2), nn.Linear(4, 2)])
-        self.frozen, self.takes_both = nn.Linear(4, 4).requires_grad_(False), takes_both
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        first: Tensor = self.branches[0](inputs)
-        return first + self.branches[1](inputs) if self.takes_both else first
-
-
 @pytest.mark.parametrize("takes_both", [False, True])
 def test_parameters_that_no_gradient_reaches_are_found_in_one_step(takes_both: bool) -> None:
-    data = pairs(8)
-    assert (
-        facts_of(data, model=TwoBranches(takes_both=takes_both)).has_unused_parameters
-        is not takes_both
-    )
+    model = nn.ModuleList([nn.Linear(4, 2), nn.Linear(4, 2)])
+    model.append(nn.Linear(4, 4).requires_grad_(False))  # frozen weights do not count
+
+    def step(model: Any, batch: Any) -> Tensor:
+        loss: Tensor = sum(branch(batch[0]).sum() for branch in model[: 1 + takes_both])
+        return loss
+
+    facts = facts_of(pairs(8), model=model, step=step)
+    assert facts.has_unused_parameters is not takes_both
 
 
 @pytest.mark.parametrize(
@@ -217,9 +202,8 @@ def convolving() -> nn.Module:
 def test_shapes_are_fixed_where_three_batches_are_alike_but_for_a_short_last_one(
     dataset: Any, parts: dict[str, Any], are_fixed: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        probing, "GRAPH_KINDS", ("cpu",)
-    )  # else a page cache that is found warm ends it at two batches
+    # else a page cache that is found warm ends it at two batches
+    monkeypatch.setattr(probing, "GRAPH_KINDS", ("cpu",))
     facts = facts_of(dataset, model=convolving(), shuffle=False, **parts)
     assert facts.has_fixed_shapes is are_fixed
     assert facts.has_convolutions
@@ -307,10 +291,7 @@ def test_cudnns_benchmark_of_the_users_code_is_what_is_run_today_on_a_gpu(
     assert _switched_on(optimizer, Device(torch.device("cuda:0"), "cuda")) == {}
 
 
-Pair = tuple[Tensor, int]
-
-
-class Made(Dataset[Pair]):
+class Made(Dataset[tuple[Tensor, int]]):
     """Items by a function of their index."""
 
     def __init__(self, make: Callable[[int], object], length: int = 10_000) -> None:
@@ -319,24 +300,10 @@ class Made(Dataset[Pair]):
     def __len__(self) -> int:
         return self.length
 
-    def __getitem__(self, index: int) -> Pair:
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
         self.asked.append(index)
         self.make(index)
         return torch.zeros(4), 0
-
-
-class SlowStream(IterableDataset[Pair]):
-    """A stream that notes how often it is begun, and what of it is read."""
-
-    def __init__(self, open_s: float = 0.0) -> None:
-        self.open_s, self.begun = open_s, 0
-
-    def __iter__(self) -> Iterator[Pair]:
-        self.begun += 1
-        time.sleep(self.open_s)
-        for _ in count():
-            time.sleep(0.001)
-            yield torch.zeros(4), 0
 
 
 def nothing(_index: int) -> None:
@@ -347,20 +314,11 @@ def rarely_slow(index: int) -> None:
     time.sleep(0.05 if index % 16 == 0 else 0.0005)
 
 
-def never() -> None:
-    """No warming is asked for, or does nothing."""
-
-
-def probed(dataset: Any, model: Any = None) -> WorkloadFacts:
-    workload = Workload(model=model or nn.Linear(4, 2), dataset=dataset)
-    return probe(workload, TrainingConfig(micro_batch_size=8), open_device("cpu"), Path("/nowhere"))
-
-
 def test_rare_slow_items_are_seen() -> None:
-    facts = probed(Made(rarely_slow))
+    facts = facts_of(Made(rarely_slow))
     assert (facts.slow_tail_fraction or 0) > 0.6
     assert (facts.cores_per_item or 9) < 1.0
-    even = probed(Made(lambda _: time.sleep(0.005)))
+    even = facts_of(Made(lambda _: time.sleep(0.005)))
     assert (even.slow_tail_fraction or 0) < 0.2
 
 
@@ -391,7 +349,7 @@ def test_cores_per_item(
 
 def test_the_look_runs_as_a_worker_does_with_one_thread_of_torch() -> None:
     seen, before = set[int](), torch.get_num_threads()
-    probe_items(DataLoader(Made(lambda _: seen.add(torch.get_num_threads())), 8), 0.0, never)
+    probe_items(DataLoader(Made(lambda _: seen.add(torch.get_num_threads())), 8), 0.0, Mock())
     assert (seen, torch.get_num_threads()) == ({1}, before)
 
 
@@ -412,7 +370,7 @@ def test_what_is_drawn_later_is_the_same_however_long_the_look_took() -> None:
     seed()
     expected = drawn()
     seed()
-    assert probe_items(DataLoader(Made(draws), 8, shuffle=True), 0.0, never) is not None
+    assert probe_items(DataLoader(Made(draws), 8, shuffle=True), 0.0, Mock()) is not None
     assert drawn() == expected
 
 
@@ -420,7 +378,7 @@ def test_batches_after_a_look_are_counted_as_they_were_drawn() -> None:
     loader = DataLoader(Made(nothing, length=20), 8)
     feed = Feed(loader)
     sizes = [feed.start().samples]
-    assert probe_items(loader, 0.0, never) is not None
+    assert probe_items(loader, 0.0, Mock()) is not None
     sizes += [feed.take().samples, feed.take().samples]
     assert sizes == [8, 8, 4]
 
@@ -432,7 +390,7 @@ def test_user_code_that_raises_at_a_later_item_leaves_the_facts_unknown() -> Non
         if next(left, "over") == "over":
             raise OSError("a broken file")
 
-    looked = probe_items(DataLoader(Made(raises), 8), 0.0, never)
+    looked = probe_items(DataLoader(Made(raises), 8), 0.0, Mock())
     assert looked is None
 
 
@@ -441,7 +399,7 @@ def test_a_probe_survives_what_the_look_and_only_the_look_meets(
 ) -> None:
     dataset = Made(nothing, length=64)
     monkeypatch.setattr(probing, "time_items", Mock(side_effect=RuntimeError("the user's")))
-    facts = probed(dataset)
+    facts = facts_of(dataset)
     assert (facts.slow_tail_fraction, facts.cores_per_item) == (None, None)
 
 
@@ -453,18 +411,18 @@ def test_of_slow_items_one_is_enough_to_see_it(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_stream_is_begun_once_more_only_where_that_is_quick() -> None:
-    quick, slow = SlowStream(), SlowStream()
-    assert probe_items(DataLoader(quick, 8), 0.1, never) is not None
-    assert probe_items(DataLoader(slow, 8), 60.0, never) is None
-    assert (quick.begun, slow.begun) == (1, 0)
+    quick, slow = Mock(side_effect=numbers), Mock(side_effect=numbers)
+    assert probe_items(DataLoader(Stream(quick), 8), 0.1, Mock()) is not None
+    assert probe_items(DataLoader(Stream(slow), 8), 60.0, Mock()) is None
+    assert (quick.call_count, slow.call_count) == (1, 0)
 
 
 def test_a_sampler_of_the_users_counts_as_a_stream_but_not_torchs() -> None:
     dataset = Made(nothing)
     batches = [[0, 1], [2, 3]]
-    assert probe_items(DataLoader(dataset, batch_sampler=batches), 60.0, never) is None
+    assert probe_items(DataLoader(dataset, batch_sampler=batches), 60.0, Mock()) is None
     assert dataset.asked == []
-    assert probe_items(DataLoader(dataset, 8, shuffle=True), 60.0, never) is not None
+    assert probe_items(DataLoader(dataset, 8, shuffle=True), 60.0, Mock()) is not None
 
 
 def test_what_came_from_the_disk_is_read_warm_and_looked_at_again(
@@ -492,7 +450,7 @@ def test_code_that_asks_for_deterministic_algorithms_is_known(is_asked: bool) ->
 
     before = torch.backends.cudnn.deterministic
     try:
-        facts = probed(Made(nothing), model)
+        facts = facts_of(Made(nothing), model=model)
     finally:
         torch.backends.cudnn.deterministic = before
     assert facts.is_deterministic is is_asked
