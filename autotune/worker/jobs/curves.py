@@ -77,12 +77,12 @@ def refusal_of_queue(
     shared = ready * max(shared for shared, _ in sizes)
     pins = config.pin_memory and device.kind in PINNING_KINDS
     pinned = ready * max(pinned for _, pinned in sizes) if pins else 0
-    free = _free_shared_bytes()
-    if shared > POLICY.trials.queue_share * free:
-        return queue_too_large(expected_bytes=shared, free_bytes=free)
-    free = _free_ram_bytes(job, device)
-    if shared + pinned > POLICY.trials.queue_share * free:
-        return queue_too_large(expected_bytes=shared + pinned, free_bytes=free)
+    for expected, free in (
+        (shared, _free_shared_bytes()),
+        (shared + pinned, _free_ram_bytes(job, device)),
+    ):
+        if expected > POLICY.trials.queue_share * free:
+            return queue_too_large(expected_bytes=expected, free_bytes=free)
     return None
 
 

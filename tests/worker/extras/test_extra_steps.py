@@ -13,7 +13,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import TensorDataset
 
 from autotune.config.plan import Workload
@@ -31,7 +31,7 @@ from autotune.records.ceilings import Ceiling
 from autotune.records.measurement import Ceilings, Measurement
 from autotune.records.result import Curves
 from autotune.records.trial import TrialResult
-from autotune.worker.build import build_model, build_optimizer
+from autotune.worker.build import build_model
 from autotune.worker.device import Device, open_device
 from autotune.worker.extras import extra_steps as after
 from autotune.worker.extras import item_costs
@@ -40,13 +40,15 @@ from autotune.worker.feed import Feed
 from autotune.worker.group import Group
 from autotune.worker.loader import build_loader
 from autotune.worker.place import Place, Start
-from autotune.worker.step import Step, Trainer, infer_step, make_trainer
+from autotune.worker.step import open_trainer
 from autotune.worker.trial import ended_when_stuck, longest_after_s, measure
 from autotune.worker.window import Run
 from tests.factories import make_loader_costs, make_measurement, make_window
 
 RULES = WindowRules(max_s=0.1, precision=10.0, block_s=0.01, warm_up_min_s=0.0)
-ALL = Extras(loader_ceiling=True, device_ceiling=True, breakdown=True, stretch_s=0.02)
+ALL = Extras(
+    loader_ceiling=True, device_ceiling=True, breakdown=True, activations=True, stretch_s=0.02
+)
 WINDOW = (
     "samples_per_s",
     "samples_per_s_ci",
@@ -57,7 +59,7 @@ WINDOW = (
     "loss",
 )
 FIELDS = {"loader_ceiling", "device_ceiling", "breakdown", "loader_costs", "activations"}
-EVERYTHING = ["loader_rate", "device_rate", "time_breakdown", "item_costs"]
+EVERYTHING = ["loader_rate", "device_rate", "time_breakdown", "item_costs", "activations"]
 
 
 @pytest.fixture(autouse=True)
@@ -69,17 +71,14 @@ def _few_items(monkeypatch: pytest.MonkeyPatch) -> None:
 class Scene:
     """A trial in this process, its window just over."""
 
-    def __init__(self, dataset: Any = None, **settings: Any) -> None:
+    def __init__(self, **settings: Any) -> None:
         config = TrainingConfig(**({"micro_batch_size": 8} | settings))
-        data = dataset or TensorDataset(torch.randn(512, 4), torch.randint(0, 2, (512,)))
+        data = TensorDataset(torch.randn(512, 4), torch.randint(0, 2, (512,)))
         workload, device = Workload(model=nn.Linear(4, 2), dataset=data), open_device("cpu")
         feed = Feed(build_loader(workload, data, config, Path("/nowhere")))
         first = feed.start()
         model = build_model(workload, config, device)
-        step = infer_step(workload, first.batch)
-        self.trainer: Trainer = make_trainer(
-            model, build_optimizer(workload, model, 1e-3), step, config, device
-        )
+        self.trainer = open_trainer(workload, model, first.batch, config, device)
         self.run = Run(feed, self.trainer, feed.queue_capacity, perf_counter() + 60)
         start = Start(started=0.0, built_from=0.0, ends_at=inf, before={})
         self.measured = measure(self.run, RULES, first, start, lambda _: None)
@@ -98,7 +97,7 @@ def measured_fields(found: Measurement) -> set[str]:
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_all_extras_are_added_and_the_window_stays(num_workers: int) -> None:
     scene = Scene(num_workers=num_workers)
-    found = scene.after(ALL.model_copy(update={"activations": True}))
+    found = scene.after()
     assert found.notes == ()
     assert measured_fields(found) == FIELDS
     assert found.ceilings is not None
@@ -120,11 +119,11 @@ def test_the_window_is_kept_before_anything_else_and_each_figure_as_it_comes() -
     found = scene.after()
     assert scene.kept[0].model_copy(update={"notes": (), "after_s": 0.0}) == scene.measured
     assert scene.kept[0].notes == (trial_ended_before_extras(stages=EVERYTHING),)
-    last = {"notes": (), "loader_costs": found.loader_costs, "after_s": found.after_s}
+    last = {"notes": (), "activations": found.activations, "after_s": found.after_s}
     assert scene.kept[-1].model_copy(update=last) == found
     spent = [0.0, *(known.after_s for known in scene.kept), found.after_s]
     assert spent == sorted(set(spent)), "what has come of the time so far stands in each"
-    assert scene.kept[-1].notes == (trial_ended_before_extras(stages=["item_costs"]),)
+    assert scene.kept[-1].notes == (trial_ended_before_extras(stages=EVERYTHING[-1:]),)
 
 
 def test_nothing_is_done_where_nothing_is_asked_for() -> None:
@@ -180,6 +179,7 @@ def test_nothing_begins_near_the_deadline() -> None:
         ("device_alone", "device_ceiling", "device_rate", torch.OutOfMemoryError("at last")),
         ("break_down", "breakdown", "time_breakdown", MemoryError()),
         ("measure_items", "loader_costs", "item_costs", SystemExit("at last")),
+        ("measure_activations", "activations", "activations", RuntimeError("at last")),
     ],
 )
 def test_a_stage_that_fails_leaves_a_remark_and_the_others_their_figures(
@@ -190,17 +190,7 @@ def test_a_stage_that_fails_leaves_a_remark_and_the_others_their_figures(
     found = scene.after()
     reason = "no message" if isinstance(error, MemoryError) else "at last"
     assert found.notes == (extra_failed(stage=what, cause=f"{type(error).__name__}: {reason}"),)
-    assert FIELDS - measured_fields(found) == {field, "activations"}
-    assert found.window == scene.measured.window
-
-
-def test_users_code_that_fails_while_its_memory_is_looked_at_costs_that_alone() -> None:
-    scene = Scene()
-
-    scene.trainer.step = Step(Mock(side_effect=RuntimeError("at last")), "given")
-    found = scene.after(Extras(activations=True, stretch_s=0.01))
-    assert found.notes == (extra_failed(stage="activations", cause="RuntimeError: at last"),)
-    assert found.activations is None
+    assert FIELDS - measured_fields(found) == {field}
     assert found.window == scene.measured.window
 
 
@@ -235,22 +225,13 @@ def test_items_are_measured_for_the_ranks_and_the_device(
 
 
 def test_a_loader_that_fails_after_the_window_leaves_its_items_cost(
-    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    class Failing(TensorDataset):
-        fails = False
-
-        def __getitem__(self, index: int) -> tuple[Tensor, ...]:
-            if self.fails:
-                raise OSError("disk gone")
-            return tuple(tensor[index] for tensor in self.tensors)
-
-    data = Failing(torch.randn(512, 4), torch.randint(0, 2, (512,)))
-    scene = Scene(data)
-    data.fails = True
+    scene = Scene()
+    monkeypatch.setattr(TensorDataset, "__getitem__", Mock(side_effect=OSError("disk gone")))
     found = scene.after()
-    stages = ["loader_rate", "batches", "device_rate", "time_breakdown", "item_costs"]
-    assert [note.figures["stage"] for note in found.notes] == stages
+    stages = [note.figures["stage"] for note in found.notes]
+    assert stages == [EVERYTHING[0], "batches", *EVERYTHING[1:]]
     assert found.notes[0].figures["cause"] == "OSError: disk gone"
     assert found.samples_per_s == scene.measured.samples_per_s
     assert "OSError: disk gone" in capfd.readouterr().err, "the log has the traceback"
