@@ -6,13 +6,14 @@ from collections.abc import Callable
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 from autotune.apply.precision import tf32_products
 from autotune.apply.prepare import is_fused
@@ -223,9 +224,7 @@ def test_a_batch_that_float32_has_no_memory_for_is_halved(error: Exception) -> N
 
 
 def test_no_memory_for_a_single_sample_is_told() -> None:
-    def step(*_: Any) -> Tensor:
-        raise torch.OutOfMemoryError("as a device would")
-
+    step = Mock(side_effect=torch.OutOfMemoryError("as a device would"))
     with pytest.raises(torch.OutOfMemoryError):
         compare(parts={"step": step})
 
@@ -244,31 +243,20 @@ def test_slow_steps_of_a_brief_comparison_are_fewer_but_as_many_as_are_judged(
     assert compare().steps == GUARD_STEPS
 
 
-def test_few_batches_are_taken_in_turns_where_they_are_large() -> None:
-    class Large(Dataset[Any]):
-        taken = 0
+def test_few_batches_are_taken_in_turn_if_they_are_large() -> None:
+    taken = list[int]()
 
-        def __len__(self) -> int:
-            return 512
-
-        def __getitem__(self, index: int) -> tuple[Tensor, int]:
-            Large.taken += 1
-            return torch.zeros(1).expand(8), index % 2
-
-    def collate(items: list[tuple[Tensor, int]]) -> Any:
+    def collate(items: list[tuple[Tensor, Tensor]]) -> Any:
+        taken.append(len(items))
         padding = torch.empty(100 * 2**20, dtype=torch.uint8)  # never touched
-        return Padded(
-            torch.stack([inputs for inputs, _ in items]),
-            torch.tensor([target for _, target in items]),
-            padding,
-        )
+        inputs, targets = zip(*items, strict=True)
+        return Padded(torch.stack(inputs), torch.stack(targets), padding)
 
     def step(model: nn.Module, batch: Any) -> Tensor:
         return nn.functional.cross_entropy(model(batch.inputs), batch.targets)
 
-    parts = {"dataset": Large(), "collate_fn": collate, "step": step}
-    assert compare(parts=parts).steps == GUARD_STEPS
-    assert Large.taken == 2 * 16
+    assert compare(parts={"collate_fn": collate, "step": step}).steps == GUARD_STEPS
+    assert taken == [16, 16]
 
 
 class Padded:
@@ -281,17 +269,15 @@ class Padded:
         raise TypeError("not this one")
 
 
-class Noting(Layered):
-    """Writes down the precision of matrix products and convolutions in each forward pass."""
+def noting(seen: list[tuple[str, str]]) -> nn.Module:
+    """Return a model that writes down the precision of matrix products and convolutions."""
+    backends: Any = torch.backends
 
-    def __init__(self, seen: list[tuple[str, str]]) -> None:
-        super().__init__(nn.Identity())
-        self.seen = seen
+    def note(hidden: Tensor) -> Tensor:
+        seen.append((backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision))
+        return hidden
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        backends: Any = torch.backends
-        self.seen.append((backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision))
-        return super().forward(inputs)
+    return Layered(note)
 
 
 @pytest.mark.parametrize("amp_dtype", ["tf32", "bfloat16"])
@@ -299,7 +285,7 @@ def test_the_reference_is_exact_where_float32_may_run_in_tf32(amp_dtype: str) ->
     """As in NVIDIA's containers; the candidate computes as its trial would."""
     seen: list[tuple[str, str]] = []
     with tf32_products():
-        figures = compare(Noting(seen), amp_dtype=amp_dtype)
+        figures = compare(noting(seen), amp_dtype=amp_dtype)
     exact = GUARD_STEPS + 5
     assert figures.steps == GUARD_STEPS
     assert set(seen[:exact]) == {("ieee", "tf32")}, "the reference and its repeat"
@@ -307,15 +293,15 @@ def test_the_reference_is_exact_where_float32_may_run_in_tf32(amp_dtype: str) ->
 
 
 def test_the_reference_leaves_convolutions_to_the_user() -> None:
-    backends: Any = torch.backends
-    before = backends.cudnn.conv.fp32_precision
+    convolutions: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined] # torch does not list it
+    before = convolutions.fp32_precision
     seen: list[tuple[str, str]] = []
     try:
-        backends.cudnn.conv.fp32_precision = "ieee"
-        compare(Noting(seen))
+        convolutions.fp32_precision = "ieee"
+        compare(noting(seen))
         assert {convolution for _, convolution in seen} == {"ieee"}
     finally:
-        backends.cudnn.conv.fp32_precision = before
+        convolutions.fp32_precision = before
 
 
 @pytest.mark.parametrize(
@@ -384,12 +370,6 @@ def test_a_fused_candidate_is_compared_to_a_plain_reference(amp_dtype: str) -> N
 
 
 def test_a_compiled_candidate_is_compiled_in_its_mode(monkeypatch: pytest.MonkeyPatch) -> None:
-    modes = list[str]()
-
-    def note_down(model: nn.Module, *, mode: str) -> nn.Module:
-        modes.append(mode)
-        return model
-
-    monkeypatch.setattr(torch, "compile", note_down)
+    monkeypatch.setattr(torch, "compile", compiled := Mock(side_effect=lambda model, mode: model))
     compare(amp_dtype="float32", compile=True, compile_mode="max-autotune")
-    assert modes == ["max-autotune"]
+    assert compiled.call_args.kwargs == {"mode": "max-autotune"}
