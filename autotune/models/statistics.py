@@ -50,6 +50,11 @@ def t_quantile(probability: float, degrees_of_freedom: float) -> float:
     return float(stdtrit(degrees_of_freedom, probability))
 
 
+def error_of_median(values: Sequence[float]) -> float:
+    """Return a median's standard error for normal errors: 1.25 times that of a mean."""
+    return 1.25 * stdev(values) / sqrt(len(values))
+
+
 def batch_means_half_width(amounts: Sequence[float], seconds: Sequence[float]) -> float:
     """Return half of the 95 % interval of the throughput sum(amounts) / sum(seconds), by batch means.
 

@@ -7,9 +7,10 @@ Comes in: the events of a few profiled steps, and measured seconds of a step's p
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from math import isclose
-from typing import Annotated, Literal, Self, get_args
+from typing import Annotated, Literal, NamedTuple, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -25,17 +26,30 @@ _WAYS = ("htod", "dtoh", "ptop")
 """Directions of copies from or to the device."""
 
 
-class DeviceEvent(FrozenModel):
+class DeviceEvent(NamedTuple):
     """Activity of the device between two moments."""
 
-    name: str
     kind: EventKind
     start_ns: int
     end_ns: int
-    device_index: int = 0
 
 
-class DeviceTime(FrozenModel):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """Times of a batch in a long run, in seconds."""
+
+    step_s: float
+    """The whole loop, without restarts of epochs."""
+    data_wait_s: float
+    """Part of `step_s` in which the loop waits for the loader."""
+    restart_s: float
+    """The restart of its epoch, divided by the epoch's batches."""
+    exchange_s: float = 0.0
+    """What gradient exchange adds, if the profiled steps were without it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceTime:
     """Seconds of a device's activities in some steps; of overlapping kinds, the first one counts.
 
     Computing hides copies, and both hide communication: only the exposed parts count.
@@ -93,33 +107,24 @@ def device_time(
         events: Events in any order.
         host_waits: Spans in which the host waited for the device, (start, end) in nanoseconds.
     """
-    kinds: tuple[EventKind, ...] = ("compute", "copy", "communication")
     compute, copies, communication = (
-        union((event.start_ns, event.end_ns) for event in events if event.kind == kind)
-        for kind in kinds
+        union((start, end) for own, start, end in events if own == kind)
+        for kind in get_args(EventKind)
     )
     computing_or_copying = union([*compute, *copies])
     everything = union([*computing_or_copying, *communication])
-    return DeviceTime(
-        busy_s=_seconds(length(everything)),
-        compute_s=_seconds(length(compute)),
-        copy_s=_seconds(length(computing_or_copying) - length(compute)),
-        communication_s=_seconds(length(everything) - length(computing_or_copying)),
-        after_waits_s=_seconds(_after_waits(everything, host_waits)),
-    )
-
-
-def _after_waits(busy: Sequence[tuple[int, int]], host_waits: Sequence[tuple[int, int]]) -> int:
-    """Return the length of gaps that began while the host waited: no work was queued behind them."""
-    total = 0
-    for (_, ended), (resumed, _) in pairwise(busy):
+    # Gaps that began while the host waited: no work was queued behind them
+    after_waits = 0
+    for (_, ended), (resumed, _) in pairwise(everything):
         if any(start <= ended <= end for start, end in host_waits):
-            total += resumed - ended
-    return total
-
-
-def _seconds(nanoseconds: int) -> float:
-    return nanoseconds * 1e-9
+            after_waits += resumed - ended
+    return DeviceTime(
+        busy_s=length(everything) * 1e-9,
+        compute_s=length(compute) * 1e-9,
+        copy_s=(length(computing_or_copying) - length(compute)) * 1e-9,
+        communication_s=(length(everything) - length(computing_or_copying)) * 1e-9,
+        after_waits_s=after_waits * 1e-9,
+    )
 
 
 # The breakdown: shares of training's wall time, and the costs of an item inside the loader.
@@ -258,13 +263,7 @@ class LoaderCosts(FrozenModel):
 
 
 def breakdown_on_device(
-    device: DeviceTime,
-    *,
-    profiled_steps: int,
-    step_s: float,
-    data_wait_s: float,
-    restart_s: float,
-    exchange_s: float = 0.0,
+    device: DeviceTime, times: StepTimes, *, profiled_steps: int
 ) -> TimeBreakdown:
     """Return the shares of a long run's step on an accelerator, without a profiler.
 
@@ -276,12 +275,8 @@ def breakdown_on_device(
 
     Args:
         device: Device time of all profiled steps.
+        times: Times of a step.
         profiled_steps: Number of profiled steps.
-        step_s: Seconds of a step, without restarts.
-        data_wait_s: Seconds per step that the host waits for the loader.
-        restart_s: Seconds per step for epoch restarts.
-        exchange_s: Seconds that gradient exchange adds to a step, if the profiled steps were
-            without it.
     """
     # The device's own work per step, scaled to what restarts leave of the time
     source = f"profiler in {profiled_steps} extra steps, as a share of a step without it"
@@ -289,17 +284,20 @@ def breakdown_on_device(
         part_s / profiled_steps
         for part_s in (device.compute_s, device.copy_s, device.communication_s)
     ]
-    total = step_s + restart_s
-    restart_s = min(restart_s, max(0.0, total - sum(work)))
+    total = times.step_s + times.restart_s
+    restart_s = min(times.restart_s, max(0.0, total - sum(work)))
     step_s = total - restart_s
     scale = min(1.0, step_s / sum(work)) if sum(work) > 0 else 1.0
     compute, copy, exchange = (part_s * scale for part_s in work)
-    exchange += min(exchange_s, max(0.0, step_s - compute - copy - exchange))
+    exchange += min(times.exchange_s, max(0.0, step_s - compute - copy - exchange))
 
     # The rest of the step: waits for the loader, then gaps after the host's waits for the device
     unexplained = max(0.0, step_s - compute - copy - exchange)
-    waiting = min(data_wait_s, unexplained)
+    waiting = min(times.data_wait_s, unexplained)
     synchronising = min(device.after_waits_s / profiled_steps, unexplained - waiting)
+    waits_source = f"{source}: communication, gaps after the host's waits"
+    if times.exchange_s > 0:
+        waits_source = f"{_EXCHANGE_SOURCE}; {waits_source}"
     return _breakdown(
         total,
         restart_s,
@@ -309,65 +307,46 @@ def breakdown_on_device(
         ),
         device_copy=(copy, source),
         compute=(compute, source),
-        synchronise=(exchange + synchronising, _source_of_waits(source, device, exchange_s)),
+        synchronise=(exchange + synchronising, waits_source),
         idle=(unexplained - waiting - synchronising, "what is left of the step"),
     )
 
 
-def breakdown_on_cpu(  # noqa: PLR0913 - the parts of a step, each by its name
-    *,
-    step_s: float,
-    data_wait_s: float,
-    copy_s: float,
-    gap_fraction: float,
-    restart_s: float,
-    profiled_steps: int,
-    exchange_s: float = 0.0,
+def breakdown_on_cpu(
+    times: StepTimes, *, copy_s: float, gap_fraction: float, profiled_steps: int
 ) -> TimeBreakdown:
     """Return the shares of a long run's step on the CPU, which is its own device.
 
     Args:
-        step_s: Seconds of a step, without restarts.
-        data_wait_s: Seconds per step of waiting for the loader.
+        times: Times of a step.
         copy_s: Seconds of moving a batch (layout conversions).
         gap_fraction: Share of the rest of the step outside any operator, by the profiler.
-        restart_s: Seconds per step for epoch restarts.
         profiled_steps: Number of profiled steps.
-        exchange_s: Seconds per step of gradient exchange with other ranks.
     """
     # Parts with a measured time, then the rest by the profiler's gaps
-    waiting = min(data_wait_s, step_s)
+    step_s = times.step_s
+    waiting = min(times.data_wait_s, step_s)
     copying = min(copy_s, step_s - waiting)
-    exchanging = min(exchange_s, step_s - waiting - copying)
+    exchanging = min(times.exchange_s, step_s - waiting - copying)
     rest = step_s - waiting - copying - exchanging
     idle = rest * min(1.0, max(0.0, gap_fraction))
     source = f"profiler in {profiled_steps} extra steps"
     own_device = "the CPU is its own device: nothing to wait for"
     return _breakdown(
-        step_s + restart_s,
-        restart_s,
-        data_wait=(waiting + restart_s, "clock around the loader"),
+        step_s + times.restart_s,
+        times.restart_s,
+        data_wait=(waiting + times.restart_s, "clock around the loader"),
         device_copy=(copying, "clock around moving the batch, in extra steps"),
         compute=(
             rest - idle,
             f"what is left of the step, without the gaps between operators ({source})",
         ),
-        synchronise=(exchanging, _EXCHANGE_SOURCE if exchange_s > 0 else own_device),
+        synchronise=(exchanging, _EXCHANGE_SOURCE if times.exchange_s > 0 else own_device),
         idle=(idle, f"gaps between operators ({source})"),
     )
 
 
 _EXCHANGE_SOURCE = "a step with the exchange of gradients less one without, on batches at hand"
-
-
-def _source_of_waits(profiler: str, device: DeviceTime, exchange_s: float) -> str:
-    """Return the source of synchronization: steps with and without the exchange, or the profiler's events."""
-    gaps = "gaps after the host's waits"
-    if exchange_s <= 0:
-        return f"{profiler}: communication, {gaps}"
-    if device.communication_s <= 0:
-        return f"{_EXCHANGE_SOURCE}; {profiler}: {gaps}"
-    return f"{_EXCHANGE_SOURCE}; {profiler}: communication, {gaps}"
 
 
 def _breakdown(total_s: float, restart_s: float, **parts: tuple[float, str]) -> TimeBreakdown:

@@ -1,8 +1,8 @@
 """Ceilings: the throughput of loader, device, copies and host, each alone, and the headroom below them.
 
 A loader's ceiling depends on the loader's settings, a device's on the step's, a copy's on where
-batches lie and on their layout. `loader_key`, `device_key` and `copy_key` return these settings, so
-that each ceiling is measured once and kept in a `CeilingBook`.
+batches lie and on their layout. So each ceiling is measured once for these settings and kept in a
+`CeilingBook`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ _CERTAIN_SDS = 2.0
 _HOLDS_FROM = 0.85
 """Share of the lowest ceiling from which that side counts as the bottleneck: our convention."""
 
+_Limit = Literal["loader", "device", "copy", "host"]
 SIDES: tuple[Side, ...] = ("loader", "device", "copy")
 """Sides that are measured alone."""
 _VALUES = {
@@ -73,37 +74,31 @@ def host_ceiling_of(device: Ceiling | None, take_s: float | None) -> float | Non
 
 def loader_key(config: TrainingConfig) -> tuple[object, ...]:
     """Return the settings that a loader's throughput depends on, with torch's defaults for unset ones."""
-    # Without workers, the trial's own process makes the items
-    threads = config.intra_op_threads if config.num_workers == 0 else None
-    return (*_values("loader", config), threads)
+    return _key("loader", config)
 
 
 def device_key(config: TrainingConfig) -> tuple[object, ...]:
     """Return the settings that a step's time depends on: all but the loader's and the learning rate."""
-    return _values("device", config)
+    return _key("device", config)
 
 
-def copy_key(config: TrainingConfig) -> tuple[object, ...]:
-    """Return the settings that copies depend on; not the batch, since starting a copy takes microseconds."""
-    return _values("copy", config)
+def _key(side: Side, config: TrainingConfig) -> tuple[object, ...]:
+    """Return a side with the settings that it depends on.
 
-
-def _values(side: Side, config: TrainingConfig) -> tuple[object, ...]:
-    return tuple(value(config) for value in _VALUES[side])
-
-
-_KEYS = {"loader": loader_key, "device": device_key, "copy": copy_key}
-_Key = tuple[Side, tuple[object, ...]]
-
-
-def _key(side: Side, config: TrainingConfig) -> _Key:
-    return side, _KEYS[side](config)
+    Copies do not depend on the batch, since starting a copy takes microseconds.
+    """
+    values = [value(config) for value in _VALUES[side]]
+    if side == "loader" and config.num_workers == 0:
+        values.append(config.intra_op_threads)  # the trial's own process makes the items
+    return (side, *values)
 
 
 @dataclass(slots=True)
 class _Evidence:
     """Measurements of one side in one setting."""
 
+    is_given_up: bool = False
+    """A run could not measure the side."""
     seen: list[Ceiling] = field(default_factory=list)
     """All measurements of the side alone."""
     shown: float = 0.0
@@ -111,8 +106,13 @@ class _Evidence:
 
     @property
     def held(self) -> list[Ceiling]:
-        """Measurements that no run exceeds."""
-        return [one for one in self.seen if self.shown <= EXCEEDED_FROM * _upper_end(one)]
+        """Measurements whose interval no run exceeds."""
+        held = []
+        for one in self.seen:
+            upper_end = one.samples_per_s * (1 + _CERTAIN_SDS * (one.relative_sd or 0.0))
+            if self.shown <= EXCEEDED_FROM * upper_end:
+                held.append(one)
+        return held
 
     @property
     def middle(self) -> float:
@@ -122,10 +122,9 @@ class _Evidence:
     @property
     def credible(self) -> list[Ceiling]:
         """Those within a factor of their median."""
-        held = self.held
         return [
             one
-            for one in held
+            for one in self.held
             if 1 / _DISAGREE_FROM <= one.samples_per_s / self.middle <= _DISAGREE_FROM
         ]
 
@@ -141,21 +140,21 @@ class _Evidence:
 class CeilingBook:
     """Ceilings measured so far in a search, by the settings that they depend on.
 
-    None if a trial could not measure it, or if runs exceeded every measurement. All measurements
-    are kept as evidence: one that runs exceed, or that others of its side contradict, is no
-    ceiling.
+    All measurements are kept as evidence: one that runs exceed, or that others of its side
+    contradict, is no ceiling.
     """
 
-    _settled: dict[_Key, Ceiling | None] = field(default_factory=dict)
-    _evidence: dict[_Key, _Evidence] = field(default_factory=dict)
+    _evidence: dict[tuple[object, ...], _Evidence] = field(default_factory=dict)
 
     def needs(self, side: Side, config: TrainingConfig) -> bool:
         """Return True if the side's ceiling was not tried yet, or must be measured again."""
-        return _key(side, config) not in self._settled or self.is_in_doubt(side, config)
+        evidence = self._evidence_of(side, config)
+        return not (evidence.seen or evidence.is_given_up) or evidence.is_in_doubt
 
     def ceiling_of(self, side: Side, config: TrainingConfig) -> Ceiling | None:
-        """Return the ceiling of a side; None if not measured, or if no measurement is credible."""
-        return self._settled.get(_key(side, config))
+        """Return the longest credible measurement of a side; None if there is none."""
+        credible = self._evidence_of(side, config).credible
+        return max(credible, key=lambda one: one.seconds, default=None)
 
     def shown(self, side: Side, config: TrainingConfig) -> float:
         """Return the throughput that a run with these settings of a side certainly reached."""
@@ -177,11 +176,10 @@ class CeilingBook:
         return abs(log(max(likely, evidence.shown) / ceiling.samples_per_s))
 
     def keep(self, side: Side, config: TrainingConfig, ceiling: Ceiling | None) -> None:
-        """Enter a measurement of a side with these settings; of the credible ones, the longest counts."""
+        """Enter a measurement of a side with these settings."""
         evidence = self._evidence_of(side, config)
         if ceiling is not None and ceiling not in evidence.seen:
             evidence.seen.append(ceiling)
-            self._settle(side, config)
 
     def show(self, config: TrainingConfig, samples_per_s: float) -> None:
         """Enter a throughput that a run certainly reached: no side alone is slower.
@@ -192,28 +190,14 @@ class CeilingBook:
         """
         for side in SIDES:
             evidence = self._evidence_of(side, config)
-            if samples_per_s > evidence.shown:
-                evidence.shown = samples_per_s
-                self._settle(side, config)
+            evidence.shown = max(evidence.shown, samples_per_s)
 
     def give_up(self, side: Side, config: TrainingConfig) -> None:
         """Enter that a run with these settings could not measure the side."""
-        self._settled.setdefault(_key(side, config), None)
-
-    def _settle(self, side: Side, config: TrainingConfig) -> None:
-        evidence = self._evidence_of(side, config)
-        if evidence.seen:
-            self._settled[_key(side, config)] = max(
-                evidence.credible, key=lambda one: one.seconds, default=None
-            )
+        self._evidence_of(side, config).is_given_up = True
 
     def _evidence_of(self, side: Side, config: TrainingConfig) -> _Evidence:
         return self._evidence.setdefault(_key(side, config), _Evidence())
-
-
-def _upper_end(ceiling: Ceiling) -> float:
-    """Return the upper end of a ceiling's interval."""
-    return ceiling.samples_per_s * (1 + _CERTAIN_SDS * (ceiling.relative_sd or 0.0))
 
 
 class Headroom(FrozenModel):
@@ -230,9 +214,9 @@ class Headroom(FrozenModel):
     """Copying batches to the device; None if nothing is copied, or if not measured."""
     host_ceiling: float | None = None
     """Host that takes and launches batches; None if it is the device, or if not measured."""
-    lower: Literal["loader", "device", "copy", "host"]
+    lower: _Limit
     """Side with the lowest ceiling."""
-    limit: Literal["loader", "device", "copy", "host"] | None
+    limit: _Limit | None
     """Side that limits the loop; None if no single side does."""
     share_of_device: float
     """Throughput over the device's on batches in its memory."""
@@ -270,12 +254,13 @@ def headroom_of(
     if host_bound_busy and is_held_alone:
         device_ceiling = max(device_ceiling, samples_per_s / host_bound_busy)
 
-    known: dict[Literal["loader", "device", "copy", "host"], float]
-    known = {"device": device_ceiling, "loader": loader_ceiling}
-    if copy_ceiling is not None:
-        known["copy"] = copy_ceiling
-    if host_ceiling is not None:
-        known["host"] = host_ceiling
+    ceilings: dict[_Limit, float | None] = {
+        "device": device_ceiling,
+        "loader": loader_ceiling,
+        "copy": copy_ceiling,
+        "host": host_ceiling,
+    }
+    known = {side: ceiling for side, ceiling in ceilings.items() if ceiling is not None}
 
     # The side that limits the loop
     lower = min(known, key=known.__getitem__)

@@ -618,8 +618,6 @@ class Lengths(FrozenModel):
     """Median tokens of an item."""
     longest: int
     """Tokens of the longest item read."""
-    batch_samples: int
-    """Samples per batch of all figures below."""
     padding: _Fraction | None = None
     """Share of padding in current batches, by their masks or by the items' mean; None if neither is
     known."""

@@ -125,7 +125,7 @@ def _describe_command(command: Sequence[str]) -> str:
     words = [word for word in command if word.endswith(_CODE)]
     if start is not None and start.kind == "module":
         words += _module_files(start.target)
-    digests = [digest for word in words for digest in _digest_of_file(word)]
+    digests = filter(None, map(_digest_of_file, words))
     return "#".join([shlex.join(without_secrets(command)), *digests])
 
 
@@ -134,9 +134,9 @@ def _describe_ref(ref: Ref) -> str:
     modules = [place] if place.endswith(".py") else _module_files(place)
     for folder in ref.folders:
         for module in modules:
-            digests = _digest_of_file(f"{folder}/{module}")
-            if digests:
-                return "#".join([ref.target, *digests])
+            digest = _digest_of_file(f"{folder}/{module}")
+            if digest:
+                return f"{ref.target}#{digest}"
     return ref.target
 
 
@@ -146,14 +146,12 @@ def _module_files(name: str) -> list[str]:
     return [f"{stem}.py", f"{stem}/__main__.py", f"{stem}/__init__.py"]
 
 
-def _digest_of_file(name: str) -> list[str]:
-    """Return the digest of a file of code or settings; none if it is no file, or so large that it is data."""
-    try:
-        if not isfile(name) or getsize(name) > _MOST_CODE:  # noqa: PTH113, PTH202 - no error for any name
-            return []
-        return [_digest(Path(name).read_text(errors="replace"))]
-    except (OSError, ValueError):  # it may not be read, or its name is no path
-        return []
+def _digest_of_file(name: str) -> str:
+    """Return the digest of a file of code or settings; "" if it is no file, or so large that it is data."""
+    with suppress(OSError, ValueError):  # it may not be read, or its name is no path
+        if isfile(name) and getsize(name) <= _MOST_CODE:  # noqa: PTH113, PTH202 - no error for any name
+            return _digest(Path(name).read_text(errors="replace"))
+    return ""
 
 
 def _text(value: Any, depth: int) -> str:
@@ -271,12 +269,10 @@ def _shape(parameter: Any) -> str:
 
 
 def _length(part: Any) -> str:
-    if isinstance(part, type | Mapping):
-        return ""
-    try:
-        return f"[{len(part)}]"
-    except (TypeError, NotImplementedError):
-        return ""
+    if not isinstance(part, type | Mapping):
+        with suppress(TypeError, NotImplementedError):
+            return f"[{len(part)}]"
+    return ""
 
 
 def _digest(text: str) -> str:

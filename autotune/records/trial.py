@@ -6,7 +6,7 @@ with the outcome, the objections of the precision guard, and the peak of the str
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, isfinite
 from statistics import geometric_mean
@@ -145,25 +145,22 @@ def objection(figures: PrecisionFigures) -> Note | None:
     """
     if not all(isfinite(loss) for loss in figures.reference_losses):
         return None
-    return next(_objections_to_losses(figures), None) or _gradients_differ(figures)
-
-
-def _objections_to_losses(figures: PrecisionFigures) -> Iterator[Note]:
     for step, loss in enumerate(figures.losses, start=1):
         if not isfinite(loss):
-            yield loss_not_finite(loss=str(loss), step=step, steps=GUARD_STEPS)
-            break
-    attempts = len(figures.skipped_steps)
+            return loss_not_finite(loss=str(loss), step=step, steps=GUARD_STEPS)
     last = figures.skipped_steps[-5:]
     if any(last):
-        skipped = sum(figures.skipped_steps)
-        yield steps_skipped(
-            last_skipped=sum(last), last=len(last), skipped=skipped, attempts=attempts
+        return steps_skipped(
+            last_skipped=sum(last),
+            last=len(last),
+            skipped=sum(figures.skipped_steps),
+            attempts=len(figures.skipped_steps),
         )
     deviation = figures.loss_deviation
     allowed = _LOSS_TOLERANCE + figures.repeat_deviation
     if deviation is not None and deviation > allowed:
-        yield losses_deviate(figures.steps, deviation_fraction=deviation, allowed_fraction=allowed)
+        return losses_deviate(figures.steps, deviation_fraction=deviation, allowed_fraction=allowed)
+    return _gradients_differ(figures)
 
 
 def _gradients_differ(figures: PrecisionFigures) -> Note | None:

@@ -292,8 +292,9 @@ def size_counter(
 
 
 class Parts(NamedTuple):
-    """The batch sampler and collate function of a loader."""
+    """The samplers and collate function of a loader."""
 
+    sampler: Any
     batch_sampler: Any
     collate_fn: Callable[[Any], Any]
 
@@ -306,7 +307,7 @@ def unwrapped(loader: DataLoader[Any]) -> Parts:
         sampler = sampler.counted
     if isinstance(collate, partial) and collate.func is _with_count:
         collate = collate.args[0]
-    return Parts(sampler, collate)
+    return Parts(loader.sampler, sampler, collate)
 
 
 class _Counted:

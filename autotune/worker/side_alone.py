@@ -17,7 +17,7 @@ from autotune.config.training_config import TrainingConfig
 from autotune.models.statistics import NORMAL_95, mean_rate, window_rate
 from autotune.records.ceilings import Ceiling
 from autotune.records.measurement import Block, Restart, Window
-from autotune.worker.batch import Held, Reused, batch_bytes, tensors_of, unpacked
+from autotune.worker.batch import Held, Reused, batch_bytes, copied, tensors_of, unpacked
 from autotune.worker.feed import BatchFeed, Delivery
 from autotune.worker.step import NoTrainer, StepTrainer
 from autotune.worker.window import (
@@ -390,3 +390,9 @@ def train_on(trainer: StepTrainer, batches: Iterator[Any]) -> tuple[float, Any]:
         loss = trainer.train(batch)
     trainer.device.synchronize()
     return max(perf_counter() - begun, 1e-9), loss
+
+
+def time_step(trainer: StepTrainer, batch: Any) -> float:
+    """Measure the seconds of one optimizer step on copies of a batch."""
+    copies = [copied(batch) for _ in range(trainer.config.grad_accum_steps)]
+    return train_on(trainer, iter(copies))[0]

@@ -81,11 +81,10 @@ def run_trial(
             with ended_when_stuck(longest_after_s(measurement, job.config), place.report):
                 measurement = measure_after_window(
                     run,
-                    trainer,
                     job.extras,
                     measurement,
                     lambda known: place.keep(of_rank(known, place, device)),
-                    scratch=place.folder.path,
+                    place.folder.path,
                 )
         return of_rank(measurement, place, device)
 

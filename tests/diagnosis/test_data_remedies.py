@@ -39,7 +39,6 @@ def lengths(
         mean=30.0,
         median=25.0,
         longest=90,
-        batch_samples=32,
         padding=0.45,
         buckets=BucketForecast(
             pool_batches=50,

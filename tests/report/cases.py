@@ -79,7 +79,6 @@ LENGTHS = Lengths(
     mean=30.0,
     median=25.0,
     longest=90,
-    batch_samples=32,
     padding=0.39,
     buckets=BUCKETS,
     packed=ROWS,

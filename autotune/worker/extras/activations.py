@@ -7,29 +7,29 @@ around its forward pass, only meanwhile; nothing of the user's is wrapped or rep
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import sqrt
-from statistics import median, stdev
+from statistics import median
 from time import perf_counter
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from autotune.models.statistics import error_of_median
 from autotune.records.measurement import Activations, PairedRatio, SavedBytes
-from autotune.worker.batch import Held, copied, resized, tensors_of
-from autotune.worker.side_alone import train_on
+from autotune.worker.batch import Held, resized, tensors_of
+from autotune.worker.side_alone import time_step
 from autotune.worker.step import Step, Trainer
 from autotune.worker.window import timed_events
 
 # The saved tensors of one forward pass, by storage and by block
 
 
-Hook: TypeAlias = tuple[nn.Module, Callable[[Iterable[Any]], None], Callable[[], None]]
-"""A block, the function called before it with its inputs, and the function called after it."""
+Hook: TypeAlias = tuple[nn.Module, Callable[..., None], Callable[..., None]]
+"""A block, and torch's hooks before and after its forward pass, the first one with keywords."""
 
 
 @dataclass(slots=True)
@@ -43,6 +43,17 @@ class _Kept:
 
 
 @dataclass(slots=True)
+class _Calls:
+    """The calls of the blocks of one class in a forward pass."""
+
+    count: int = 0
+    inside: list[int] = field(default_factory=list)
+    """Numbers of the calls under way: a block may contain another of its class."""
+    inputs: dict[int, int] = field(default_factory=dict)
+    """Bytes of the blocks' inputs by address."""
+
+
+@dataclass(slots=True)
 class Watch:
     """Record the storages that one forward pass keeps, and the blocks' calls in it.
 
@@ -51,34 +62,31 @@ class Watch:
 
     left_out: frozenset[int]
     """Addresses of parameters and buffers."""
-    calls: list[int]
-    """Number of calls so far, for each class of blocks."""
-    inside: list[list[int]]
-    """Numbers of the calls under way, for each class: a block may contain another of its class."""
+    calls: list[_Calls]
+    """The calls of each class of blocks."""
     is_over: bool = False
     kept: dict[int, _Kept] = field(default_factory=dict)
     """Kept storages by address."""
-    inputs: list[dict[int, int]] = field(default_factory=list)
-    """Bytes of the blocks' inputs by address, for each class."""
     alive: list[Any] = field(default_factory=list)
     """Storages held so that no address is used twice."""
 
-    def enter(self, kind: int, inputs: Iterable[Any]) -> None:
+    def enter(self, kind: int, _: nn.Module, args: Any, kwargs: Any) -> None:
         """Record the start of a block's forward pass, with its inputs."""
         if self.is_over:
             return
-        if not self.inside[kind]:
-            self.calls[kind] += 1
-            for tensor in tensors_of(list(inputs)):
+        calls = self.calls[kind]
+        if not calls.inside:
+            calls.count += 1
+            for tensor in tensors_of([*args, *kwargs.values()]):
                 address, size = self._storage(tensor)
                 if size:
-                    self.inputs[kind][address] = size
-        self.inside[kind].append(self.calls[kind] - 1)
+                    calls.inputs[address] = size
+        calls.inside.append(calls.count - 1)
 
-    def leave(self, kind: int) -> None:
+    def leave(self, kind: int, *_: Any) -> None:
         """Record the end of a block's forward pass, whether it failed or not."""
-        if not self.is_over and self.inside[kind]:
-            self.inside[kind].pop()
+        if not self.is_over and self.calls[kind].inside:
+            self.calls[kind].inside.pop()
 
     def keep(self, tensor: Tensor) -> Tensor:
         """Record a saved tensor, and return a detached alias of it.
@@ -89,7 +97,7 @@ class Watch:
         if not self.is_over:
             address, size = self._storage(tensor)
             if size:
-                place = tuple(calls[0] if calls else None for calls in self.inside)
+                place = tuple(calls.inside[0] if calls.inside else None for calls in self.calls)
                 self.kept.setdefault(address, _Kept(size)).places.add(place)
         return tensor.detach()
 
@@ -116,11 +124,11 @@ class Watch:
         }
         inputs = {
             at: size
-            for at, size in self.inputs[kind].items()
+            for at, size in self.calls[kind].inputs.items()
             if at in within or at not in self.kept
         }
         # Bytes of each call, which exist again while its block is recomputed.
-        of_calls = [0] * self.calls[kind]
+        of_calls = [0] * self.calls[kind].count
         for at, one in within.items():
             if at in inputs:
                 continue
@@ -157,21 +165,10 @@ class Watch:
 def hooked(hooks: Sequence[Hook]) -> Iterator[None]:
     """Call functions before and after each block, also if the block fails."""
     handles = list[Any]()
-
-    def before(
-        enter: Callable[[Iterable[Any]], None], _: nn.Module, args: Any, kwargs: Any
-    ) -> None:
-        enter((*args, *kwargs.values()))
-
-    def after(leave: Callable[[], None], *_: Any) -> None:
-        leave()
-
     try:
         for block, enter, leave in hooks:
-            handles.append(
-                block.register_forward_pre_hook(partial(before, enter), with_kwargs=True)
-            )
-            handles.append(block.register_forward_hook(partial(after, leave), always_call=True))
+            handles.append(block.register_forward_pre_hook(enter, with_kwargs=True))
+            handles.append(block.register_forward_hook(leave, always_call=True))
         yield
     finally:
         for handle in handles:
@@ -210,35 +207,26 @@ def measure_activations(
     blocks = [] if chosen is None else candidates[chosen]
 
     # Record a step on half of it, which shows what grows with the batch.
+    half = _on_half(trainer, largest, candidates) if perf_counter() < ends_at else None
     batches = [largest.batch]
     saved_on_half = None
-    half = _half_of(largest) if perf_counter() < ends_at else None
-    half_watch = None if half is None else _on_half(trainer, half, candidates)
-    if half is not None and half_watch is not None:
-        batches.append(half.batch)
-        saved_on_half = half_watch.saved(chosen, half.samples)
+    if half is not None:
+        held_half, half_watch = half
+        batches.append(held_half.batch)
+        saved_on_half = half_watch.saved(chosen, held_half.samples)
 
     # Time steps on both, and the blocks' forward passes.
     until = min(ends_at, perf_counter() + seconds)
     given_up = min(ends_at, perf_counter() + _OVERTIME * seconds)
-    times = _timed(trainer, batches, blocks, until, given_up)
+    half_step, forward = _timed(trainer, batches, blocks, until, given_up)
     return Activations(
         block=type(blocks[0]).__name__ if blocks else None,
-        blocks=0 if chosen is None else whole.calls[chosen],
+        blocks=0 if chosen is None else whole.calls[chosen].count,
         whole=whole.saved(chosen, largest.samples),
         half=saved_on_half,
-        half_step=times.half,
-        forward=times.forward,
+        half_step=half_step,
+        forward=forward,
     )
-
-
-class _Times(NamedTuple):
-    """Times as ratios to that of an optimizer step on the whole batch."""
-
-    half: PairedRatio | None
-    """Ratio for a step on half of the batch."""
-    forward: PairedRatio | None
-    """Ratio for the blocks' forward passes."""
 
 
 def _repeated(model: nn.Module) -> list[list[nn.Module]]:
@@ -260,9 +248,7 @@ def _watched(trainer: Trainer, held: Held, candidates: Sequence[Sequence[nn.Modu
     tensors = (*model.parameters(), *model.buffers())
     watch = Watch(
         left_out=frozenset(tensor.untyped_storage().data_ptr() for tensor in tensors),
-        calls=[0 for _ in candidates],
-        inside=[[] for _ in candidates],
-        inputs=[{} for _ in candidates],
+        calls=[_Calls() for _ in candidates],
     )
 
     def forward(model: nn.Module, batch: Any) -> Tensor:
@@ -280,24 +266,20 @@ def _watched(trainer: Trainer, held: Held, candidates: Sequence[Sequence[nn.Modu
         for block in blocks
     ]
     with hooked(hooks):
-        _train_step(replace(trainer, step=Step(forward, trainer.step.source)), held.batch)
+        time_step(replace(trainer, step=Step(forward, trainer.step.source)), held.batch)
     return watch
 
 
-def _half_of(held: Held) -> Held | None:
-    """Return half of a batch; None if it has one sample, or can't be made smaller."""
-    samples = held.samples // 2
-    with suppress(ValueError):
-        return Held(resized(held.batch, held.samples, samples), samples) if samples else None
-    return None
-
-
 def _on_half(
-    trainer: Trainer, half: Held, candidates: Sequence[Sequence[nn.Module]]
-) -> Watch | None:
-    """Record a step on half of a batch; return None if the user's code refuses it."""
+    trainer: Trainer, held: Held, candidates: Sequence[Sequence[nn.Module]]
+) -> tuple[Held, Watch] | None:
+    """Halve a batch, and record a step on it; return None if that fails, or it has one sample."""
+    samples = held.samples // 2
+    if samples == 0:
+        return None
     try:
-        return _watched(trainer, half, candidates)
+        half = Held(resized(held.batch, held.samples, samples), samples)
+        return half, _watched(trainer, half, candidates)
     except Exception:  # noqa: BLE001 - it runs the user's code; without it all bytes count as growing
         trainer.accumulator.reset()
         return None
@@ -309,7 +291,7 @@ def _timed(
     blocks: Sequence[nn.Module],
     until: float,
     given_up: float,
-) -> _Times:
+) -> tuple[PairedRatio | None, PairedRatio | None]:
     """Time steps on each batch and the blocks' forward passes, in turn, so that load affects all.
 
     Args:
@@ -318,24 +300,28 @@ def _timed(
         blocks: The blocks; may be empty.
         until: Time of perf_counter at which to stop after three rounds.
         given_up: Time of perf_counter at which to stop after one.
+
+    Returns:
+        The times of a step on half of the batch, and of the blocks' forward passes, over that of an
+        optimizer step on the whole batch; None for what is not there.
     """
     turns = 0
     halves = list[float]()
     forwards = list[float]()
     while not turns or (perf_counter() < (until if turns >= _FEWEST_TURNS else given_up)):
-        whole_s, *half_s = [_train_step(trainer, batch) for batch in batches]
+        whole_s, *half_s = [time_step(trainer, batch) for batch in batches]
         turns += 1
         halves += [one / whole_s for one in half_s]
         if blocks:
             forwards.append(_forward_s(trainer, batches[0], blocks) / whole_s)
-    return _Times(_ratio(halves), _ratio(forwards))
+    return _ratio(halves), _ratio(forwards)
 
 
 def _ratio(turns: Sequence[float]) -> PairedRatio | None:
-    """Return the median of ratios, with its standard error for normal errors (1.25 of a mean's)."""
+    """Return the median of ratios, with its standard error."""
     if not turns:
         return None
-    sd = 1.25 * stdev(turns) / sqrt(len(turns)) if len(turns) >= _FEWEST_TURNS else None
+    sd = error_of_median(turns) if len(turns) >= _FEWEST_TURNS else None
     return PairedRatio(value=median(turns), sd=sd)
 
 
@@ -353,10 +339,10 @@ def _forward_s(trainer: Trainer, batch: Any, blocks: Sequence[nn.Module]) -> flo
         event.record()
         return event
 
-    def enter(_: Iterable[Any]) -> None:
+    def enter(*_: Any) -> None:
         open_spans.append(mark() if is_forward and not open_spans else None)
 
-    def leave() -> None:
+    def leave(*_: Any) -> None:
         begun = open_spans.pop() if open_spans else None
         if begun is not None:
             spans.append((begun, mark()))
@@ -371,14 +357,7 @@ def _forward_s(trainer: Trainer, batch: Any, blocks: Sequence[nn.Module]) -> flo
 
     watched = replace(trainer, step=Step(forward, trainer.step.source))
     with hooked([(block, enter, leave) for block in blocks]):
-        _train_step(watched, batch)  # synchronizes at its end
+        time_step(watched, batch)  # synchronizes at its end
     if new_event is None:
         return float(sum(end - begun for begun, end in spans))
     return sum(float(begun.elapsed_time(end)) for begun, end in spans) * 1e-3
-
-
-def _train_step(trainer: Trainer, batch: Any) -> float:
-    """Measure the seconds of one optimizer step on copies of a batch."""
-    copies = [copied(batch) for _ in range(trainer.config.grad_accum_steps)]
-    seconds, _ = train_on(trainer, iter(copies))
-    return seconds

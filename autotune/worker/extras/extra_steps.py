@@ -29,14 +29,15 @@ from autotune.messages.trials import (
 from autotune.models.forecast import PINNING_KINDS
 from autotune.note import Note
 from autotune.protocol.messages import Extras
-from autotune.records.ceilings import host_ceiling_of
+from autotune.records.ceilings import Ceiling, host_ceiling_of
 from autotune.records.measurement import Ceilings, Measurement
+from autotune.settings_table import Side
 from autotune.worker.batch import Held, unpacked
 from autotune.worker.extras.activations import measure_activations
 from autotune.worker.extras.communication import measure_communication
 from autotune.worker.extras.formats import measure_formats
 from autotune.worker.extras.item_costs import measure_items, measure_pipeline, with_batch_rates
-from autotune.worker.extras.lengths import LengthLimits, measure_lengths
+from autotune.worker.extras.lengths import measure_lengths
 from autotune.worker.extras.profile import break_down
 from autotune.worker.failures import cause_of
 from autotune.worker.feed import Delivery
@@ -48,15 +49,14 @@ _BATCHES = "batches"
 """Name of the stage that only prepares others, so that it is not reported as missing."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class _After:
     """Shared state of the stages, with the measurement so far."""
 
     run: Run
-    trainer: StepTrainer
     extras: Extras
     measurement: Measurement
-    scratch: Path | None = None
+    scratch: Path
     """Folder for temporary files."""
     host: list[Delivery] = field(default_factory=list)
     """Batches as the loader delivered them."""
@@ -64,9 +64,25 @@ class _After:
     """The same batches on the device."""
     begun: float = field(default_factory=perf_counter)
 
+    @property
+    def trainer(self) -> StepTrainer:
+        """The run's trainer."""
+        return self.run.trainer
+
+    @property
+    def times(self) -> dict[str, float]:
+        """Length of a measurement, and the deadline."""
+        return {"seconds": self.extras.stretch_s, "ends_at": self.run.ends_at}
+
     def add(self, **found: Any) -> None:
         """Set fields of the measurement."""
         self.measurement = self.measurement.model_copy(update=found)
+
+    def add_ceiling(self, side: Side, ceiling: Ceiling) -> None:
+        """Set the ceiling of a side."""
+        before = self.measurement.ceilings or Ceilings()
+        ceilings = before.model_copy(update={side: ceiling})
+        self.add(**{"ceilings": ceilings, f"{side}_ceiling": ceiling.samples_per_s})
 
     def note(self, note: Note) -> None:
         """Add a note on something that could not be measured."""
@@ -84,37 +100,25 @@ _Stage = Callable[[_After], None]
 
 def measure_after_window(
     run: Run,
-    trainer: StepTrainer,
     extras: Extras,
     measurement: Measurement,
     keep: Callable[[Measurement], None],
-    *,
-    scratch: Path | None = None,
+    scratch: Path,
 ) -> Measurement:
     """Measure the extras that a job asks for.
 
     Args:
         run: The run, whose feed still delivers; its loader's workers are ended on the way.
-        trainer: The run's trainer.
         extras: The extras to measure.
         measurement: The window's measurement.
         keep: Called with the measurement so far before each stage; it counts if the process dies.
-        scratch: The trial's folder for temporary files; None to skip comparing file formats.
+        scratch: The trial's folder for temporary files.
 
     Returns:
         The measurement with ceilings, breakdown and costs, and notes on failed stages.
     """
-    after = _After(
-        run=run, trainer=trainer, extras=extras, measurement=measurement, scratch=scratch
-    )
-    makes_batches = (
-        isinstance(run.feed.loader, DataLoader) and run.feed.loader.batch_sampler is not None
-    )
-    if trainer.device.kind not in PINNING_KINDS:
-        extras = extras.model_copy(update={"copy_ceiling": False})
-    stages = _stages(
-        extras, run.group.size, has_lengths=makes_batches and measurement.tokens is not None
-    )
+    after = _After(run, extras, measurement, scratch)
+    stages = _stages(after)
     for index, (name, stage) in enumerate(stages):
         left = [name for name, _ in stages[index:] if name != _BATCHES]
         try:
@@ -133,18 +137,23 @@ def measure_after_window(
     return after.so_far() if stages else measurement
 
 
-def _stages(extras: Extras, ranks: int, *, has_lengths: bool) -> list[tuple[str, _Stage]]:
+def _stages(after: _After) -> list[tuple[str, _Stage]]:
     """Return the stages in order: the loader while it runs, the others once its workers have ended.
 
     All ranks come to each stage together; stages that only one rank runs exchange nothing.
     """
+    extras = after.extras
+    loader = after.run.feed.loader
+    makes_batches = isinstance(loader, DataLoader) and loader.batch_sampler is not None
+    has_lengths = makes_batches and after.measurement.tokens is not None
+    has_copies = extras.copy_ceiling and after.trainer.device.kind in PINNING_KINDS
     needs_batches = extras.device_ceiling or extras.breakdown or extras.activations
     wanted: list[tuple[bool, str, _Stage]] = [
         (extras.loader_ceiling, "loader_rate", _measure_loader),
-        (needs_batches or extras.copy_ceiling, _BATCHES, _take_batches),
+        (needs_batches or has_copies, _BATCHES, _take_batches),
         (extras.device_ceiling, "device_rate", _measure_device),
-        (extras.copy_ceiling, "copy_rate", _measure_copy),
-        (needs_batches and ranks > 1, "communication", _measure_communication),
+        (has_copies, "copy_rate", _measure_copy),
+        (needs_batches and after.run.group.size > 1, "communication", _measure_communication),
         (extras.breakdown, "time_breakdown", _break_down),
         (extras.breakdown, "item_costs", _measure_items),
         (extras.breakdown and has_lengths, "lengths", _measure_lengths),
@@ -155,12 +164,9 @@ def _stages(extras: Extras, ranks: int, *, has_lengths: bool) -> list[tuple[str,
 
 def _measure_loader(after: _After) -> None:
     run = after.run
-    seconds = after.extras.stretch_s
     restart_s = after.measurement.window.expected_restart_s
-    ceiling = loader_alone(
-        run.feed, run.trainer.config, seconds=seconds, restart_s=restart_s, ends_at=run.ends_at
-    )
-    after.add(ceilings=Ceilings(loader=ceiling), loader_ceiling=ceiling.samples_per_s)
+    ceiling = loader_alone(run.feed, run.trainer.config, restart_s=restart_s, **after.times)
+    after.add_ceiling("loader", ceiling)
 
 
 def _take_batches(after: _After) -> None:
@@ -169,50 +175,34 @@ def _take_batches(after: _After) -> None:
     try:
         after.host = collect(feed, seconds=after.extras.stretch_s)
     finally:
-        feed.stop(1.0)  # workers that have not ended by then are killed
+        feed.stop()
     after.held = resident(after.trainer, after.host)
 
 
 def _measure_device(after: _After) -> None:
     _need_batches(after)
     window = after.measurement.window
+    pause_s = window.starved_s / sum(block.batches for block in window.blocks)
     with after.trainer.without_exchange():
-        ceiling = device_alone(
-            after.trainer,
-            after.held,
-            seconds=after.extras.stretch_s,
-            pause_s=window.starved_s / sum(block.batches for block in window.blocks),
-            ends_at=after.run.ends_at,
-        )
+        ceiling = device_alone(after.trainer, after.held, pause_s=pause_s, **after.times)
     host_ceiling = None
     if not window.is_held_by_device:
         host_ceiling = host_ceiling_of(ceiling, window.take_s)
-    before = after.measurement.ceilings or Ceilings()
-    after.add(
-        ceilings=before.model_copy(update={"device": ceiling}),
-        device_ceiling=ceiling.samples_per_s,
-        host_ceiling=host_ceiling,
-    )
+    after.add_ceiling("device", ceiling)
+    after.add(host_ceiling=host_ceiling)
 
 
 def _measure_copy(after: _After) -> None:
     """Measure copies of the loader's batches, pinned if the trial pins."""
     _need_batches(after)
-    ceiling = copy_alone(
-        after.trainer, after.host, seconds=after.extras.stretch_s, ends_at=after.run.ends_at
-    )
-    before = after.measurement.ceilings or Ceilings()
-    after.add(
-        ceilings=before.model_copy(update={"copy": ceiling}), copy_ceiling=ceiling.samples_per_s
-    )
+    after.add_ceiling("copy", copy_alone(after.trainer, after.host, **after.times))
 
 
 def _measure_communication(after: _After) -> None:
     batches = [kept.batch for kept in after.held]
     assert isinstance(after.trainer, Trainer), "a script's ranks are its own"  # noqa: S101 - our own bug
-    figures = measure_communication(
-        after.trainer, batches, after.run.group, seconds=after.extras.stretch_s
-    )
+    seconds = after.extras.stretch_s
+    figures = measure_communication(after.trainer, batches, after.run.group, seconds=seconds)
     after.add(communication=figures)
 
 
@@ -238,7 +228,7 @@ def _break_down(after: _After) -> None:
 def _measure_items(after: _After) -> None:
     run = after.run
     trainer = after.trainer
-    config = after.trainer.config
+    config = trainer.config
 
     def to_device(batch: Any) -> None:
         """Copy a batch as a step does, and wait for it."""
@@ -253,9 +243,8 @@ def _measure_items(after: _After) -> None:
             run.feed.loader, config, note=after.note, to_device=copy, ends_at=run.ends_at
         )
         after.add(loader_costs=costs)
-        if after.scratch is not None:
-            formats = measure_formats(run.feed.loader, costs.item_s, after.scratch, run.ends_at)
-            costs = costs.model_copy(update={"formats": formats})
+        formats = measure_formats(run.feed.loader, costs.item_s, after.scratch, run.ends_at)
+        costs = costs.model_copy(update={"formats": formats})
     ceiling = (after.measurement.ceilings or Ceilings()).loader
     if ceiling:
         costs = with_batch_rates(costs, ceiling, config, run.group.local_size)
@@ -270,12 +259,9 @@ def _measure_lengths(after: _After) -> None:
     run = after.run
     tokens = after.measurement.tokens
     assert run.tokens is not None and tokens is not None, "only such batches are looked at"  # noqa: S101, PT018 - our own bug
-    if run.feed.loader is None:  # a script without one
-        return
     timed = after.trainer if run.group.size == 1 and isinstance(after.trainer, Trainer) else None
-    limits = LengthLimits(stretch_s=after.extras.stretch_s, ends_at=run.ends_at)
     lengths = measure_lengths(
-        run.feed.loader, after.trainer.config, tokens, run.tokens.lengths, timed, limits
+        run.feed.loader, after.trainer.config, tokens, run.tokens.lengths, timed, **after.times
     )
     after.add(lengths=lengths)
 
@@ -286,18 +272,12 @@ def _measure_activations(after: _After) -> None:
     A group's ranks would make different numbers of passes, and a compiled model shows no blocks.
     """
     trainer = after.trainer
-    run = after.run
-    config = after.trainer.config
     if not isinstance(trainer, Trainer):  # a script's
         return
-    if config.world_size > 1 or config.compile:
+    if trainer.config.world_size > 1 or trainer.config.compile:
         return
     _need_batches(after)
-    seconds = after.extras.stretch_s
-    ends_at = run.ends_at
-    after.add(
-        activations=measure_activations(trainer, after.held, seconds=seconds, ends_at=ends_at)
-    )
+    after.add(activations=measure_activations(trainer, after.held, **after.times))
 
 
 def _need_batches(after: _After) -> None:

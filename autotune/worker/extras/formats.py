@@ -13,12 +13,13 @@ import inspect
 import logging
 import os
 import sys
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from io import BytesIO
 from itertools import islice
+from math import prod
 from pathlib import Path
 from statistics import fmean, median
 from tempfile import TemporaryDirectory
@@ -30,7 +31,7 @@ import numpy as np
 from torch.utils.data import DataLoader
 
 from autotune.records.breakdown import FormatCost
-from autotune.worker.extras.item_costs import draws_of
+from autotune.worker.extras.item_costs import item_fetchers
 from autotune.worker.step import torch_threads
 
 # The watch: a profile function identifies calls by their code object, so that `from numpy import
@@ -43,6 +44,23 @@ Size = tuple[int, int]
 """Width and height in pixels."""
 _MOST_BYTES = 64 * 2**20
 """Bytes of all image files and arrays that are kept to be timed again. Source: our convention."""
+_READERS: tuple[tuple[_Reader, str, tuple[str, ...]], ...] = (
+    ("text", "numpy", ("loadtxt", "genfromtxt")),
+    ("decode", "PIL.ImageFile", ("ImageFile.load",)),
+    ("resize", "PIL.Image", ("Image.resize",)),
+    (
+        "table",
+        "pyarrow.parquet",
+        (
+            "read_table",
+            "ParquetFile.__init__",
+            "ParquetFile.read",
+            "ParquetFile.read_row_group",
+            "ParquetFile.read_row_groups",
+        ),
+    ),
+)
+"""Functions that read or decode files: each with the module that must be imported, and its names."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,11 +79,11 @@ class Call:
     array: np.ndarray[Any, Any] | None = None
     """Text: the array that was read."""
 
-    encoded: bytes | None = None
-    """Decoded image: the bytes of its file."""
+    encoded: bytes = b""
+    """Decoded image: the bytes of its file; empty if they are too many."""
     size: Size = (0, 0)
     """Image: its size after decoding, or before resizing."""
-    to_size: Size | None = None
+    to_size: Size = (0, 0)
     """Image resized as a whole: its new size."""
     resample: Any = None
     """Resized image: the resampling filter."""
@@ -138,8 +156,8 @@ class Watch:
             if path is not None:
                 call.again = partial(getattr(np, name), **(arguments | {"fname": path}))
         elif call.reader == "decode":
-            call.encoded = image_bytes(arguments["self"], _MOST_BYTES - self._kept_bytes)
-            self._kept_bytes += len(call.encoded or b"")
+            call.encoded = _image_bytes(arguments["self"], _MOST_BYTES - self._kept_bytes)
+            self._kept_bytes += len(call.encoded)
         elif call.reader == "resize":
             call.size = arguments["self"].size
             call.resample = arguments["resample"]
@@ -202,24 +220,6 @@ def _codes() -> dict[CodeType, _Reader]:
     return found
 
 
-_READERS: Iterable[tuple[_Reader, str, tuple[str, ...]]] = (
-    ("text", "numpy", ("loadtxt", "genfromtxt")),
-    ("decode", "PIL.ImageFile", ("ImageFile.load",)),
-    ("resize", "PIL.Image", ("Image.resize",)),
-    (
-        "table",
-        "pyarrow.parquet",
-        (
-            "read_table",
-            "ParquetFile.__init__",
-            "ParquetFile.read",
-            "ParquetFile.read_row_group",
-            "ParquetFile.read_row_groups",
-        ),
-    ),
-)
-
-
 def _path_of(source: Any) -> str | None:
     """Return the path of a file that is read from its beginning; None if unknown."""
     if isinstance(source, str | os.PathLike):
@@ -237,18 +237,18 @@ def _row_s(table: Any) -> float:
     return perf_counter() - begun
 
 
-def image_bytes(image: Any, most: int = _MOST_BYTES) -> bytes | None:
-    """Return the bytes of an image's file, leaving its position as it is; None above `most` bytes."""
+def _image_bytes(image: Any, most: int) -> bytes:
+    """Return the bytes of an image's file, leaving its position as it is; none above `most` bytes."""
     path = Path(image.filename) if image.filename else None
     if path is not None and path.is_file():
-        return path.read_bytes() if path.stat().st_size <= most else None
+        return path.read_bytes() if path.stat().st_size <= most else b""
     place = image.fp.tell()
     image.fp.seek(0)
     try:
         encoded: bytes = image.fp.read(most + 1)
     finally:
         image.fp.seek(place)
-    return encoded if len(encoded) <= most else None
+    return encoded if len(encoded) <= most else b""
 
 
 # The comparison with a better format
@@ -317,9 +317,8 @@ def _watch_items(loader: DataLoader[Any], until: float) -> Watch | None:
     The first item, which may open files, is left out. The last item is made twice, so that calls
     with random arguments show up as different.
     """
-    draws = draws_of(loader, 1)
-    draw = next(draws)
-    draw()
+    draws = item_fetchers(loader, 1)
+    next(draws)()
     with watched() as watch:
         if watch is None:
             return None
@@ -354,10 +353,8 @@ def _texts(watch: Watch, scratch: Path) -> list[FormatCost]:
         if call.again is not None and call.array is not None:
             now.append(min(call.seconds, _usual_s(call.again, is_warm=True)))
             better.append(_mapped_s(call.array, scratch))
-    if not now or min(now) <= max(better):
-        return []
-    spent = [min(call.seconds, max(now)) for call in calls]
-    return [_cost("text", watch, spent, fmean(now), fmean(better))]
+    spent = [min(call.seconds, max(now, default=0.0)) for call in calls]
+    return _costs("text", watch, spent, now, better)
 
 
 def _mapped_s(array: np.ndarray[Any, Any], scratch: Path) -> float:
@@ -372,7 +369,7 @@ def _images(watch: Watch, _: Path) -> list[FormatCost]:
     """Compare decoding images in full size with decoding them smaller, and with smaller copies."""
     # Choose some images that were decoded in full size and then made smaller.
     shrunk = list(_shrunk(watch))
-    pairs = [pair for pair in shrunk if pair[0].item < watch.item and pair[0].encoded is not None]
+    pairs = [pair for pair in shrunk if pair[0].item < watch.item and pair[0].encoded]
     pairs = list(islice(filter(_is_whole, pairs), _TIMED))
     if not pairs:
         return []
@@ -387,44 +384,38 @@ def _images(watch: Watch, _: Path) -> list[FormatCost]:
     for decoded, resized in pairs:
         if now and perf_counter() > until:
             break
-        encoded = decoded.encoded or b""
-        size = resized.to_size or (1, 1)
-        resample = resized.resample
-        now.append(_usual_s(partial(_decoded, encoded, size, resample)))
+        shrink = partial(_decoded, decoded.encoded, resized.to_size, resized.resample)
+        now.append(_usual_s(shrink))
         if can_draft:
-            drafted.append(_usual_s(partial(_decoded, encoded, size, resample, is_draft=True)))
+            drafted.append(_usual_s(partial(shrink, is_draft=True)))
         if is_copied:
-            copied.append(_usual_s(partial(_decoded, _small_copy(encoded, size, resample))))
+            copied.append(_usual_s(partial(_decoded, _small_copy(decoded.encoded, shrink()))))
 
     # Add up the seconds of all such calls; resizing may contain decoding.
-    spent = []
-    for decoded, resized in shrunk:
-        if decoded.item < watch.item:
-            decoded_s = 0.0 if decoded.is_inside else decoded.seconds
-            spent.append(resized.seconds + decoded_s)
+    spent = [
+        resized.seconds + (0.0 if decoded.is_inside else decoded.seconds)
+        for decoded, resized in shrunk
+        if decoded.item < watch.item
+    ]
     decoded, resized = pairs[0]
     width, height = decoded.size
-    to_width, to_height = resized.to_size or (1, 1)
+    to_width, to_height = resized.to_size
     figures = {"width": width, "height": height, "to_width": to_width, "to_height": to_height}
     return [
-        _cost(kind, watch, spent, fmean(now), fmean(better), **figures)
-        for kind, better in (("image_draft", drafted), ("image_copy", copied))
-        if better and min(now) > max(better)
+        *_costs("image_draft", watch, spent, now, drafted, **figures),
+        *_costs("image_copy", watch, spent, now, copied, **figures),
     ]
 
 
 def _shrunk(watch: Watch) -> Iterator[tuple[Call, Call]]:
     """Yield calls that decode an image, each with the call of its item that makes it smaller."""
+    resizing = [call for call in watch.calls if call.reader == "resize"]
     for decoded in watch.calls:
         if decoded.reader != "decode":
             continue
-        for resized in watch.calls:
-            if resized.reader != "resize":
-                continue
-            if resized.item != decoded.item or resized.size != decoded.size:
-                continue
-            to = resized.to_size
-            if to is not None and to[0] * to[1] < decoded.size[0] * decoded.size[1]:
+        for resized in resizing:
+            is_same = (resized.item, resized.size) == (decoded.item, decoded.size)
+            if is_same and 0 < prod(resized.to_size) < prod(decoded.size):
                 yield decoded, resized
                 break
 
@@ -440,16 +431,13 @@ def _has_one_size(shrunk: Sequence[tuple[Call, Call]], items: int) -> bool:
         shrunk: Calls that decode, and the calls that make the images smaller.
         items: Number of items; also the number of the repeated one.
     """
-    sizes = [resized.to_size for _, resized in shrunk if resized.to_size is not None]
-    ratios = {
-        round(16 * resized.size[0] / to[0]) for (_, resized), to in zip(shrunk, sizes, strict=True)
-    }
-    has_rule = (
-        len({*sizes}) == 1
-        or len({min(to) for to in sizes}) == 1
-        or len({max(to) for to in sizes}) == 1
-        or len(ratios) == 1
-    )
+    rules: list[Callable[[Call], object]] = [
+        lambda resized: resized.to_size,
+        lambda resized: min(resized.to_size),
+        lambda resized: max(resized.to_size),
+        lambda resized: round(16 * resized.size[0] / resized.to_size[0]),
+    ]
+    has_rule = any(len({rule(resized) for _, resized in shrunk}) == 1 for rule in rules)
     last = [resized.to_size for _, resized in shrunk if resized.item == items - 1]
     again = [resized.to_size for _, resized in shrunk if resized.item == items]
     return has_rule and (last == again or not again)
@@ -460,7 +448,7 @@ def _is_whole(pair: tuple[Call, Call]) -> bool:
     from PIL import Image
 
     decoded, _ = pair
-    with Image.open(BytesIO(decoded.encoded or b"")) as image:
+    with Image.open(BytesIO(decoded.encoded)) as image:
         return bool(image.size == decoded.size)
 
 
@@ -468,8 +456,8 @@ def _can_draft(decoded: Call, resized: Call) -> bool:
     """Return whether an image's decoder can decode it in a smaller size, near the wanted one."""
     from PIL import Image
 
-    with Image.open(BytesIO(decoded.encoded or b"")) as image:
-        image.draft(None, _draft_size(resized.to_size or (1, 1)))
+    with Image.open(BytesIO(decoded.encoded)) as image:
+        image.draft(None, _draft_size(resized.to_size))
         return bool(image.size != decoded.size)
 
 
@@ -491,12 +479,12 @@ def _decoded(
         return image.resize(size, resample)
 
 
-def _small_copy(encoded: bytes, size: Size, resample: Any) -> bytes:
+def _small_copy(encoded: bytes, smaller: Any) -> bytes:
+    """Return a smaller image in the format of its original."""
     from PIL import Image
 
     with Image.open(BytesIO(encoded)) as image:
         kind = image.format
-        smaller = image.resize(size, resample)
     copy = BytesIO()
     # Pillow's documentation advises against a JPEG quality above 95.
     options = {"quality": 95} if kind == "JPEG" else {}
@@ -520,25 +508,40 @@ def _tables(watch: Watch, _: Path) -> list[FormatCost]:
         return []
     now = [call.seconds for call, _ in timed]
     better = [call.seconds / call.rows + row_s for call, row_s in timed]
-    if min(now) <= max(better):
-        return []
     spent = [call.seconds for call in calls]
     figures = {"rows": timed[0][0].rows, "columns": timed[0][0].columns}
-    return [_cost("parquet", watch, spent, fmean(now), fmean(better), **figures)]
+    return _costs("parquet", watch, spent, now, better, **figures)
 
 
-def _cost(
-    kind: Any, watch: Watch, spent: Sequence[float], now_s: float, better_s: float, **figures: int
-) -> FormatCost:
-    """Return the cost of calls, given the seconds of each while it was watched."""
-    return FormatCost(
+def _costs(
+    kind: Any,
+    watch: Watch,
+    spent: Sequence[float],
+    now: Sequence[float],
+    better: Sequence[float],
+    **figures: int,
+) -> list[FormatCost]:
+    """Return the cost of calls, or nothing if the better way was not faster each time.
+
+    Args:
+        kind: Kind of the better way.
+        watch: The watch.
+        spent: Seconds of each call while it was watched.
+        now: Seconds of some calls, timed again.
+        better: Seconds of the better way for each of these; none if it is not possible.
+        figures: Sizes of the data.
+    """
+    if not better or min(now) <= max(better):
+        return []
+    cost = FormatCost(
         kind=kind,
         calls_per_item=len(spent) / watch.item,
         item_fraction=min(1.0, sum(spent) / watch.spent_s),
-        now_s=now_s,
-        better_s=better_s,
+        now_s=fmean(now),
+        better_s=fmean(better),
         figures=dict(figures),
     )
+    return [cost]
 
 
 def _usual_s(work: Callable[[], object], *, is_warm: bool = False) -> float:

@@ -55,21 +55,11 @@ def measure_pipeline(
         update={**NEUTRAL_WITHOUT_WORKERS, "num_workers": 0, "pin_memory": False}
     )
     alone = TfLoader(loader.dataset, plain, threads=1)
-    timed = time_items(_draws(alone), 1, ends_at)
+    batches = chain.from_iterable(iter(partial(iter, alone), None))
+    fetchers = repeat(lambda: [next(batches)] * alone.samples)
+    timed = time_items(fetchers, 1, ends_at)
     # `kept` holds the first batch once for each of its samples.
     return costs_of(timed, timed.kept[0], len(timed.kept), collate_s=0.0)
-
-
-def _draws(loader: TfLoader) -> Iterator[Callable[[], list[Any]]]:
-    """Yield functions that make the next batch, without end."""
-    batches = chain.from_iterable(iter(partial(iter, loader), None))
-    while True:
-        yield partial(_next_batch, loader, batches)
-
-
-def _next_batch(loader: TfLoader, batches: Iterator[Any]) -> list[Any]:
-    """Return the next batch, repeated once for each of its samples."""
-    return [next(batches)] * loader.samples
 
 
 # A DataLoader
@@ -129,15 +119,15 @@ def measure_items(
 
     # Time items, then collating some of them.
     with torch_threads(1):  # as torch sets it in loader workers
-        timed = time_items(draws_of(loader), config.micro_batch_size, ends_at)
+        timed = time_items(item_fetchers(loader), config.micro_batch_size, ends_at)
         batch_items = list(islice(cycle(timed.kept), config.micro_batch_size))
-        begun = perf_counter()
-        batch = loader.collate_fn(list(batch_items))
-        once_s = perf_counter() - begun
 
-        def collate() -> object:
+        def collate() -> Any:
             return loader.collate_fn(list(batch_items))
 
+        begun = perf_counter()
+        batch = collate()
+        once_s = perf_counter() - begun
         collate_s = tried("collate_again", lambda: _mean_s(collate)) or once_s
 
     # Time the other parts of a batch's way to the device.
@@ -230,23 +220,23 @@ class TimedItems:
 
 
 def time_items(
-    draws: Iterator[Callable[[], list[Any]]], most_kept: int, ends_at: float
+    fetchers: Iterator[Callable[[], list[Any]]], most_kept: int, ends_at: float
 ) -> TimedItems:
     """Time items until there are enough; the first draw, which may open files, is left out.
 
     Args:
-        draws: Functions that make the next item, or the next few, without end.
+        fetchers: Functions that make the next item, or the next few, without end.
         most_kept: Number of items to keep.
         ends_at: Time of perf_counter after which no item is begun.
     """
-    kept = next(draws)()
+    kept = next(fetchers)()
     seconds = list[float]()
     cpu_s = 0.0
     own_cpu_s = 0.0
     began_children_s = _children_cpu_s()
     began_disk = bytes_from_disk()
     begun = perf_counter()
-    for draw in draws:
+    for draw in fetchers:
         asked_own_s = thread_time()
         asked_cpu_s = process_time()
         asked = perf_counter()
@@ -345,7 +335,9 @@ def _children_cpu_s() -> float:
     return sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
 
 
-def draws_of(loader: DataLoader[Any], most: int | None = None) -> Iterator[Callable[[], list[Any]]]:
+def item_fetchers(
+    loader: DataLoader[Any], most: int | None = None
+) -> Iterator[Callable[[], list[Any]]]:
     """Yield functions that make the next item, without end.
 
     If the dataset makes whole batches (`__getitems__`), each function makes the next few items.
@@ -357,7 +349,8 @@ def draws_of(loader: DataLoader[Any], most: int | None = None) -> Iterator[Calla
     """
     dataset: Any = loader.dataset
     if is_stream(dataset):
-        return repeat(partial(_next_item, _items_without_end(dataset)))
+        items = _items_without_end(dataset)
+        return repeat(lambda: [next(items)])
     indices = _indices(loader)
     if _makes_batches(dataset):
         size = most or loader.batch_size or 5
@@ -369,18 +362,14 @@ def _item(dataset: Any, index: Any) -> list[Any]:
     return [dataset[index]]
 
 
-def _next_item(items: Iterator[Any]) -> list[Any]:
-    return [next(items)]
-
-
 def _items_without_end(dataset: Any) -> Iterator[Any]:
     """Yield the items of an iterable, begun again at its end by the item that needs it."""
+    nothing = object()
     while True:
-        is_empty = True
+        item = nothing
         for item in dataset:
-            is_empty = False
             yield item
-        if is_empty:
+        if item is nothing:
             raise RuntimeError(
                 "an iterable dataset must give an item each time it is begun, but gave none"
             )

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import count, cycle, islice
-from math import sqrt
-from statistics import fmean, median, stdev
+from operator import itemgetter
+from statistics import fmean, median
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,11 +25,12 @@ from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, Sequ
 from autotune.apply.loader import drawn_by, fixed_batches
 from autotune.config.training_config import TrainingConfig
 from autotune.models.forecast import forecast_buckets, forecast_packing
+from autotune.models.statistics import error_of_median
 from autotune.records.measurement import Lengths, LengthStep, Tokens
-from autotune.worker.batch import copied, token_tensors, unwrapped
+from autotune.worker.batch import token_tensors, unwrapped
 from autotune.worker.build import is_stream, length_of
-from autotune.worker.extras.item_costs import draws_of
-from autotune.worker.side_alone import train_on
+from autotune.worker.extras.item_costs import item_fetchers
+from autotune.worker.side_alone import time_step
 from autotune.worker.step import Trainer
 
 # Numbers without a source are our convention.
@@ -45,37 +45,26 @@ _MOST_TIMED = 7
 _REPEATS = 3
 """Repeats of each, at least."""
 _STRETCHES = 2.0
-"""Seconds to time all of them, as a multiple of `LengthLimits.stretch_s`."""
+"""Seconds to time all of them, as a multiple of those of other measurements."""
 _OVERTIME = 3.0
 """Multiple of that time after which slow steps are given up, without a result."""
 _WORDS = "input_ids"
 """Key of an item's tokens. Source: transformers, BatchEncoding."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LengthLimits:
-    """Time limits of the measurement."""
-
-    stretch_s: float
-    """Seconds of the other measurements."""
-    ends_at: float
-    """Time of perf_counter after which nothing is begun."""
+_Sized = tuple[int, Any]
+"""A length, and the item that has it."""
 
 
-class _Sized(NamedTuple):
-    """An item and its length."""
-
-    length: int
-    item: Any
-
-
-def measure_lengths(
+def measure_lengths(  # noqa: PLR0913 - what is known of the trial, and two limits
     loader: DataLoader[Any],
     config: TrainingConfig,
     tokens: Tokens,
     current_padding: Sequence[int],
     trainer: Trainer | None,
-    limits: LengthLimits,
+    *,
+    seconds: float,
+    ends_at: float,
 ) -> Lengths | None:
     """Read lengths, and time batches by their length.
 
@@ -85,15 +74,16 @@ def measure_lengths(
         tokens: The window's counts of tokens.
         current_padding: Padded lengths of the window's batches.
         trainer: A trainer on one device; None to time nothing.
-        limits: Time limits.
+        seconds: Seconds of the other measurements.
+        ends_at: Time of perf_counter after which nothing is begun.
 
     Returns:
         The lengths; None if they are unknown, or all equal.
     """
     # Read the lengths of some items.
-    until = min(limits.ends_at, perf_counter() + _ITEMS_S)
+    until = min(ends_at, perf_counter() + _ITEMS_S)
     sized = _sized(loader, config, until)
-    read = {one.length for one in sized}
+    read = {length for length, _ in sized}
     if len(sized) < _FEWEST_ITEMS or len(read) == 1 or not max(read, default=0):
         return None
 
@@ -102,12 +92,12 @@ def measure_lengths(
     size = config.loader_batch_size
     has_size = config.max_tokens is None and not config.compile
     steps: tuple[LengthStep, ...] = ()
-    if trainer is not None and has_size and perf_counter() < limits.ends_at:
-        steps = _timed(loader, sized, size, trainer, limits)
+    if trainer is not None and has_size and perf_counter() < ends_at:
+        steps = _timed(loader, sized, size, trainer, _STRETCHES * seconds, ends_at)
 
     # The collate function truncates longer items.
     widest = max((*current_padding, *(step.padded for step in steps)))
-    lengths = [min(one.length, widest) for one in sized]
+    lengths = [min(length, widest) for length, _ in sized]
     mean = fmean(lengths)
     by_items = 1 - mean / tokens.per_sample if tokens.per_sample >= mean else None
     return Lengths(
@@ -115,7 +105,6 @@ def measure_lengths(
         mean=mean,
         median=median(lengths),
         longest=max(lengths),
-        batch_samples=size,
         padding=by_items if tokens.padding is None else tokens.padding,
         steps=steps,
         buckets=forecast_buckets(
@@ -161,7 +150,7 @@ def _sized(loader: DataLoader[Any], config: TrainingConfig, until: float) -> lis
     lengths = [length_of_item(item) for item in items]
     if all(length is None for length in lengths):
         lengths = list(_by_mask(loader, items, config.loader_batch_size, until + _ITEMS_S))
-    return [_Sized(length, item) for length, item in zip(lengths, items, strict=False) if length]
+    return [(length, item) for length, item in zip(lengths, items, strict=False) if length]
 
 
 def _draws(loader: DataLoader[Any]) -> Iterator[Callable[[], list[Any]]]:
@@ -171,10 +160,11 @@ def _draws(loader: DataLoader[Any]) -> Iterator[Callable[[], list[Any]]]:
     """
     dataset: Any = loader.dataset
     total = length_of(dataset)
-    sampler = drawn_by(loader)
+    own: Any = unwrapped(loader)  # else the feed's counting hides the sampler
+    sampler = drawn_by(own)
     if is_stream(dataset) or total is None:
-        return draws_of(loader)
-    draws_all = fixed_batches(loader) or isinstance(
+        return item_fetchers(loader)
+    draws_all = fixed_batches(own) or isinstance(
         sampler, RandomSampler | SequentialSampler | DistributedSampler
     )
     drawn = range(total) if draws_all else list(islice(sampler, 100_000))
@@ -200,22 +190,22 @@ def _timed(
     sized: Sequence[_Sized],
     size: int,
     trainer: Trainer,
-    limits: LengthLimits,
+    seconds: float,
+    ends_at: float,
 ) -> tuple[LengthStep, ...]:
     """Time batches of several lengths in turn, after a warm-up round; return () if too slow."""
-    batches = [trainer.to_device(batch) for batch in _by_length(loader, sized, size)]
-    widths = [_width(batch, size) for batch in batches]
-    longest = [max(one.length for one in group) for group in _groups(sized, size)]
-    planned_s = _STRETCHES * limits.stretch_s
-    until = min(limits.ends_at, perf_counter() + planned_s)
-    given_up = min(limits.ends_at, until + _OVERTIME * planned_s)
-    if None in widths:
+    collate = unwrapped(loader).collate_fn
+    groups = _groups(sized, size)
+    batches = [trainer.to_device(collate([item for _, item in group])) for group in groups]
+    padded = [token_tensors(batch, size) for batch in batches]
+    until = min(ends_at, perf_counter() + seconds)
+    given_up = min(ends_at, until + _OVERTIME * seconds)
+    if None in padded:
         return ()
-    seconds: list[list[float]] = [[] for _ in batches]
+    times: list[list[float]] = [[] for _ in batches]
     for turn in count():
-        for own, batch in zip(seconds, batches, strict=True):
-            copies = [copied(batch) for _ in range(trainer.config.grad_accum_steps)]
-            spent_s, _ = train_on(trainer, iter(copies))
+        for own, batch in zip(times, batches, strict=True):
+            spent_s = time_step(trainer, batch)
             if turn:
                 own.append(spent_s / trainer.config.grad_accum_steps)
             elif perf_counter() > given_up:
@@ -223,9 +213,14 @@ def _timed(
         if (turn >= _REPEATS and perf_counter() > until) or perf_counter() > given_up:
             break
     return tuple(
-        LengthStep(longest=most, padded=width, seconds=median(own), relative_sd=_relative_sd(own))
-        for most, width, own in zip(longest, widths, seconds, strict=True)
-        if width is not None and len(own) >= _REPEATS
+        LengthStep(
+            longest=max(length for length, _ in group),
+            padded=found[0].shape[1],
+            seconds=median(own),
+            relative_sd=error_of_median(own) / median(own),
+        )
+        for group, found, own in zip(groups, padded, times, strict=True)
+        if found is not None and len(own) >= _REPEATS
     )
 
 
@@ -235,25 +230,10 @@ def _groups(sized: Sequence[_Sized], size: int) -> list[list[_Sized]]:
     Groups lie closer together where items are long, as a batch is padded to its longest item. If
     there are few items, each comes several times.
     """
-    ordered = sorted(sized, key=lambda one: one.length)
+    ordered = sorted(sized, key=itemgetter(0))
     total = len(ordered)
     tenth = max(1, total // 10)
     ends = {round(total * (1 - 0.5**power)) for power in range(1, _MOST_TIMED - 1)} | {total}
     width = max(1, min(size, total // 10))
     groups = [ordered[max(0, end - width) : end] for end in [tenth, *sorted(ends)]]
     return [list(islice(cycle(group), size)) for group in groups]
-
-
-def _by_length(loader: DataLoader[Any], sized: Sequence[_Sized], size: int) -> Iterator[Any]:
-    collate = unwrapped(loader).collate_fn
-    return (collate([one.item for one in group]) for group in _groups(sized, size))
-
-
-def _width(batch: Any, samples: int) -> int | None:
-    found = token_tensors(batch, samples)
-    return None if found is None else int(found[0].shape[1])
-
-
-def _relative_sd(seconds: Sequence[float]) -> float:
-    """Return the median's standard error as a share of it (1.25 of a mean's, for normal errors)."""
-    return 1.25 * stdev(seconds) / sqrt(len(seconds)) / median(seconds)

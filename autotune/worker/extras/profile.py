@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from math import ceil
 from time import perf_counter
@@ -22,6 +22,7 @@ from torch.profiler import ProfilerActivity, profile, record_function, supported
 from autotune.models.statistics import window_rate
 from autotune.records.breakdown import (
     DeviceEvent,
+    StepTimes,
     TimeBreakdown,
     breakdown_on_cpu,
     breakdown_on_device,
@@ -90,46 +91,34 @@ class TraceEvent:
 
 
 def read_kineto(events: Iterable[Any]) -> list[TraceEvent]:
-    """Convert the events of `profiler.kineto_results.events()`; their methods differ by version.
+    """Convert the events of `profiler.kineto_results.events()`.
 
     Source: torch/csrc/autograd/profiler_kineto.cpp, KinetoEvent::correlationId and
     linkedCorrelationId.
     """
     on_host = torch.autograd.DeviceType.CPU  # type: ignore[attr-defined] # torch does not list it
-    found = []
-    for event in events:
-        is_annotation = _call(event, "is_user_annotation", default=False)
-        trace = TraceEvent(
+    return [
+        TraceEvent(
             name=event.name(),
-            activity=_call(event, "activity_type", default=""),
+            # torch 2.11 lacks this method
+            activity=event.activity_type() if hasattr(event, "activity_type") else "",
             start_ns=event.start_ns(),
             end_ns=event.start_ns() + event.duration_ns(),
             is_on_device=event.device_type() != on_host,
-            is_annotation=is_annotation or event.scope() == _USER_SCOPE,
+            is_annotation=event.is_user_annotation() or event.scope() == _USER_SCOPE,
             device_index=event.device_index(),
-            correlation_id=_call(event, "correlation_id", default=0),
-            linked_id=_call(event, "linked_correlation_id", default=0),
+            correlation_id=event.correlation_id(),
+            linked_id=event.linked_correlation_id(),
         )
-        found.append(trace)
-    return found
-
-
-def _call(event: Any, method: str, *, default: Any) -> Any:
-    """Call a method that some versions of torch lack."""
-    return getattr(event, method)() if hasattr(event, method) else default
+        for event in events
+    ]
 
 
 def device_events(traces: Sequence[TraceEvent], device_index: int) -> list[DeviceEvent]:
     """Return the kernels, copies and memsets of a device, without spans marked on its timeline."""
     marked = {trace.name for trace in traces if trace.is_annotation}
     return [
-        DeviceEvent(
-            name=trace.name,
-            kind=kind_of(trace.name),
-            start_ns=trace.start_ns,
-            end_ns=trace.end_ns,
-            device_index=trace.device_index,
-        )
+        DeviceEvent(kind_of(trace.name), trace.start_ns, trace.end_ns)
         for trace in traces
         if trace.is_on_device and trace.device_index == device_index and _is_work(trace, marked)
     ]
@@ -257,18 +246,6 @@ _CUPTI_DETACHES_FROM = (12, 6)
 crashes before. Source: torch/profiler/profiler.py, start_trace; pytorch #112507, #151124."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepTimes:
-    """Seconds of a batch in a long run; each batch takes `step_s + restart_s`."""
-
-    step_s: float
-    """Seconds without the restarts of epochs."""
-    data_wait_s: float
-    """Seconds of `step_s` in which the loop waits for the loader."""
-    restart_s: float
-    """Seconds of its epoch's restart, divided by the epoch's batches."""
-
-
 def break_down(
     trainer: StepTrainer,
     *,
@@ -296,14 +273,18 @@ def break_down(
     Raises:
         RuntimeError: torch's profiler records nothing of this device.
     """
-    times = step_times(window, restarts)
-    steps = _steps_to_profile(trainer, times.step_s)
-    known = {"profiled_steps": steps, "exchange_s": exchange_s, **asdict(times)}
+    times = replace(step_times(window, restarts), exchange_s=exchange_s)
+
+    # Profile five steps or fewer, rounded up to whole optimizer steps.
+    wanted = min(_STEPS, max(1, round(_LONGEST_S / max(times.step_s, 1e-6))))
+    unit = trainer.config.grad_accum_steps
+    steps = ceil(wanted / unit) * unit
     if trainer.device.kind == "cpu":
         copy_s = _copy_s(trainer, host)
         traces, span_s = marked_part(profile_steps(trainer, held, steps))
         gaps = gap_fraction(traces, span_s)
-        return breakdown_on_cpu(copy_s=copy_s, gap_fraction=gaps, **known), None
+        own = breakdown_on_cpu(times, copy_s=copy_s, gap_fraction=gaps, profiled_steps=steps)
+        return own, None
     traces, _ = marked_part(profile_steps(trainer, host, steps))
     events = device_events(traces, trainer.device.torch_device.index or 0)
     if not events:
@@ -313,7 +294,8 @@ def break_down(
         )
     worked = device_time(events, host_waits(traces))
     busy = min(1.0, worked.busy_s / steps / (times.step_s + times.restart_s))
-    return breakdown_on_device(worked, **known), BusyReading(fraction=busy, source=PROFILER_SOURCE)
+    reading = BusyReading(fraction=busy, source=PROFILER_SOURCE)
+    return breakdown_on_device(worked, times, profiled_steps=steps), reading
 
 
 def profile_steps(trainer: StepTrainer, batches: Sequence[Any], steps: int) -> list[TraceEvent]:
@@ -410,13 +392,6 @@ def _train(trainer: StepTrainer, batches: Iterable[Any]) -> None:
     for batch in batches:
         trainer.train(batch)
     trainer.device.synchronize()
-
-
-def _steps_to_profile(trainer: StepTrainer, step_s: float) -> int:
-    """Return the number of batches to profile: five or fewer, rounded up to whole optimizer steps."""
-    wanted = min(_STEPS, max(1, round(_LONGEST_S / max(step_s, 1e-6))))
-    unit = trainer.config.grad_accum_steps
-    return ceil(wanted / unit) * unit
 
 
 def _copy_s(trainer: StepTrainer, batches: Sequence[Any]) -> float:

@@ -81,7 +81,7 @@ class BytesMode(TorchDispatchMode):
         return out
 
 
-def trace_roofline(trainer: StepTrainer, batch: Any, device: Device) -> Roofline:
+def trace_roofline(trainer: StepTrainer, batch: Any) -> Roofline:
     """Count the work of a batch with its share of the optimizer's step, and measure both peaks.
 
     The peaks are those of the trainer's precision; of TF32 if torch runs float32's convolutions in
@@ -90,8 +90,9 @@ def trace_roofline(trainer: StepTrainer, batch: Any, device: Device) -> Roofline
     Args:
         trainer: The trainer.
         batch: A batch on the device.
-        device: The device.
     """
+    device = trainer.device
+
     # Count the work.
     with FlopCounterMode(display=False) as flops:
         trainer.train(batch)
@@ -104,7 +105,7 @@ def trace_roofline(trainer: StepTrainer, batch: Any, device: Device) -> Roofline
     # Measure the peaks.
     in_tf32 = _runs_in_tf32(trainer.config, device.kind, flops.get_flop_counts().get("Global", {}))
     with tf32_products() if in_tf32 else nullcontext():
-        peak_flops_per_s = _peak_flops_per_s(trainer, device)
+        peak_flops_per_s = _peak_flops_per_s(trainer)
     return Roofline(
         flops=float(flops.get_total_flops()),
         moved_bytes=moved.moved_bytes / per_step,
@@ -125,13 +126,14 @@ def _runs_in_tf32(config: TrainingConfig, device_kind: str, flops: Mapping[Any, 
     return 2 * convolutions > sum(flops.values())
 
 
-def _peak_flops_per_s(trainer: StepTrainer, device: Device) -> float:
+def _peak_flops_per_s(trainer: StepTrainer) -> float:
     """Measure the FLOP/s of a matrix product of normal values, which draws as much power as training.
 
     Ones and zeros switch fewer transistors: under its power limit a GPU then keeps a higher clock,
     and the peak is up to 15 % too high. Source: Horace He, "Strangely, Matrix Multiplications on
     GPUs Run Faster When Given 'Predictable' Data!", thonking.ai, 2024.
     """
+    device = trainer.device
     amp = trainer.config.amp_dtype
     dtype = getattr(torch, amp) if amp in {"bfloat16", "float16"} else torch.float32
     rows = _MATRIX.get(device.kind, 4096)

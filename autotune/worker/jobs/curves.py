@@ -13,12 +13,12 @@ import shutil
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from math import ceil, inf
 from operator import itemgetter
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import psutil
 import torch
@@ -77,12 +77,12 @@ def refusal_of_queue(
     shared = ready * max(shared for shared, _ in sizes)
     pins = config.pin_memory and device.kind in PINNING_KINDS
     pinned = ready * max(pinned for _, pinned in sizes) if pins else 0
-    free = _free_shared_bytes()
-    if shared > POLICY.trials.queue_share * free:
-        return queue_too_large(expected_bytes=shared, free_bytes=free)
-    free = _free_ram_bytes(job, device)
-    if shared + pinned > POLICY.trials.queue_share * free:
-        return queue_too_large(expected_bytes=shared + pinned, free_bytes=free)
+    for expected, free in (
+        (shared, _free_shared_bytes()),
+        (shared + pinned, _free_ram_bytes(job, device)),
+    ):
+        if expected > POLICY.trials.queue_share * free:
+            return queue_too_large(expected_bytes=expected, free_bytes=free)
     return None
 
 
@@ -132,111 +132,6 @@ def _free_shared_bytes() -> int:
     return sys.maxsize
 
 
-# Points of the curves, kept before and after each is measured
-
-
-_Side = Literal["loader", "device", "copy"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PointFigures:
-    """Figures of one point: a ceiling, or the reason why it has none. For the rest see CurvePoint."""
-
-    ceiling: Ceiling | None = None
-    cpu_s_per_sample: float | None = None
-    peak_memory_bytes: int | None = None
-    reason: Note | str = ""
-
-
-class DeviceLostError(Exception):
-    """A kernel failed; everything measured in this process afterwards would fail too."""
-
-
-@dataclass(slots=True)
-class CurvesSoFar:
-    """Collect points, and pass the curves to the caller around each.
-
-    Before a point is measured the curves hold it as one that ended the process, in case it does.
-    """
-
-    keep: Callable[[Curves], None]
-    known: Curves
-    """Curves of an earlier process that did not survive; empty if there was none."""
-    points: dict[_Side, tuple[CurvePoint, ...]] = field(
-        default_factory=lambda: {"loader": (), "device": (), "copy": ()}
-    )
-
-    def add(
-        self,
-        side: _Side,
-        changes: dict[str, object],
-        measure: Callable[[], PointFigures],
-        ends_at: float,
-    ) -> CurvePoint:
-        """Reuse a point of an earlier process, or measure it; a failure becomes its reason.
-
-        Args:
-            side: The curve that the point belongs to.
-            changes: Settings that differ from the job's own configuration, with their values.
-            measure: Function that measures the point.
-            ends_at: Time of perf_counter after which no point is begun.
-
-        Raises:
-            DeviceLostError: Nothing can be measured in this process any more; the point is kept,
-                with its reason.
-        """
-        before = self.points[side]
-        earlier = getattr(self.known, side)
-        point = next((point for point in earlier if point.changes == changes), None)
-        is_lost = False
-        if point is None:
-            died = CurvePoint(changes=changes, ceiling=None, reason=process_ended_at_point())
-            self._take(side, (*before, died))
-            point, is_lost = _measure(changes, measure, ends_at)
-        self._take(side, (*before, point))
-        if is_lost:
-            raise DeviceLostError
-        return point
-
-    def curves(self, roofline: Roofline | None, *notes: Note, is_cut: bool = False) -> Curves:
-        """Return the curves with all points so far."""
-        threads = torch.get_num_threads()
-        return Curves(**self.points, roofline=roofline, threads=threads, notes=notes, is_cut=is_cut)
-
-    def cut(self) -> Curves:
-        """Return the curves so far, marked as cut short."""
-        return self.curves(None, curves_cut(), is_cut=True)
-
-    def _take(self, side: _Side, points: tuple[CurvePoint, ...]) -> None:
-        self.points[side] = points
-        self.keep(self.cut())
-
-
-def _measure(
-    changes: dict[str, object], measure: Callable[[], PointFigures], ends_at: float
-) -> tuple[CurvePoint, bool]:
-    """Measure a point if there is time; return it, and whether a kernel failed."""
-    begun = perf_counter()
-    is_lost = False
-    if begun > ends_at:
-        return CurvePoint(changes=changes, ceiling=None, reason=no_time_left()), False
-    try:
-        figures = measure()
-    except Exception as error:  # noqa: BLE001 - it runs the user's code: one point fails, not the curve
-        shortage = shortage_of(error)
-        is_lost = is_kernel_failure(error)
-        figures = PointFigures(reason=cause_of(error) if shortage is None else shortage.reason)
-    point = CurvePoint(
-        changes=changes,
-        ceiling=figures.ceiling,
-        cpu_s_per_sample=figures.cpu_s_per_sample,
-        peak_memory_bytes=figures.peak_memory_bytes,
-        took_s=perf_counter() - begun,
-        reason=figures.reason,
-    )
-    return point, is_lost
-
-
 # The curves
 
 
@@ -255,23 +150,104 @@ _LONG_S = 4.0
 """Seconds of two steps from which a larger batch is left out: half of a trial's window. Source: our
 convention."""
 _LOADER_CHANGES = {*LOADER_SETTINGS, "micro_batch_size", "max_tokens"}
+_Side = Literal["loader", "device", "copy"]
+
+
+class DeviceLostError(Exception):
+    """A kernel failed; everything measured in this process afterwards would fail too."""
+
+
+class _Figures(NamedTuple):
+    """Figures of one point, see CurvePoint."""
+
+    ceiling: Ceiling
+    cpu_s_per_sample: float
+    peak_memory_bytes: int | None = None
 
 
 @dataclass(slots=True)
 class _Scene:
-    """Shared state of the points of all curves."""
+    """Shared state of the points of all curves, with the points so far."""
 
     bench: Bench
     job: CurvesJob
     device: Device
-    curves: CurvesSoFar
     ends_at: float
+    """Time of perf_counter after which no point is begun."""
+    keep: Callable[[Curves], None]
+    points: dict[_Side, tuple[CurvePoint, ...]] = field(
+        default_factory=lambda: {"loader": (), "device": (), "copy": ()}
+    )
     host: Sequence[Delivery] = ()
     """Batches of the job's own configuration, on the host."""
     peaks: list[Peak] = field(default_factory=list)
     """Peak memory of the device's points."""
     again_left: int = _MOST_AGAIN
     """Number of points that may still be measured again because other processes took cores."""
+
+    @property
+    def known(self) -> Curves:
+        """Curves of an earlier process that did not survive; empty if there was none."""
+        return self.job.known or Curves()
+
+    def add(
+        self, side: _Side, changes: dict[str, object], measure: Callable[[], _Figures] | Note
+    ) -> CurvePoint:
+        """Reuse a point of an earlier process, or measure it; a failure becomes its reason.
+
+        Until it is measured the curves hold it as one that ended the process, in case it does.
+
+        Args:
+            side: The curve that the point belongs to.
+            changes: Settings that differ from the job's own configuration, with their values.
+            measure: Function that measures the point, or the reason not to.
+
+        Raises:
+            DeviceLostError: Nothing can be measured in this process any more; the point is kept,
+                with its reason.
+        """
+        before = self.points[side]
+        earlier: tuple[CurvePoint, ...] = getattr(self.known, side)
+        for known in earlier:
+            if known.changes == changes:
+                self._take(side, (*before, known))
+                return known
+        died = CurvePoint(changes=changes, ceiling=None, reason=process_ended_at_point())
+        self._take(side, (*before, died))
+        begun = perf_counter()
+        figures: dict[str, Any] = {"ceiling": None}
+        reason: Note | str = ""
+        is_lost = False
+        if isinstance(measure, Note):
+            reason = measure
+        elif begun > self.ends_at:
+            reason = no_time_left()
+        else:
+            try:
+                figures = measure()._asdict()
+            except Exception as error:  # noqa: BLE001 - it runs the user's code: one point fails, not the curve
+                shortage = shortage_of(error)
+                reason = cause_of(error) if shortage is None else shortage.reason
+                is_lost = is_kernel_failure(error)
+        took_s = perf_counter() - begun
+        point = CurvePoint(changes=changes, **figures, took_s=took_s, reason=reason)
+        self._take(side, (*before, point))
+        if is_lost:
+            raise DeviceLostError
+        return point
+
+    def curves(self, roofline: Roofline | None, *notes: Note, is_cut: bool = False) -> Curves:
+        """Return the curves with all points so far."""
+        threads = torch.get_num_threads()
+        return Curves(**self.points, roofline=roofline, threads=threads, notes=notes, is_cut=is_cut)
+
+    def cut(self) -> Curves:
+        """Return the curves so far, marked as cut short."""
+        return self.curves(None, curves_cut(), is_cut=True)
+
+    def _take(self, side: _Side, points: tuple[CurvePoint, ...]) -> None:
+        self.points[side] = points
+        self.keep(self.cut())
 
     @contextmanager
     def feed(self, config: TrainingConfig) -> Iterator[Feed]:
@@ -287,7 +263,7 @@ class _Scene:
         changed = changed_settings(config, self.job.config)
         return {name: after for name, (_, after) in changed.items() if name in settings}
 
-    def figures(self, alone: Callable[..., Ceiling], *arguments: object) -> PointFigures:
+    def figures(self, alone: Callable[..., Ceiling], *arguments: object) -> _Figures:
         """Return a side's ceiling, and the CPU seconds per sample (cores in use per throughput).
 
         If other processes took cores meanwhile, measure again and return the faster one: other
@@ -307,20 +283,14 @@ class _Scene:
             return first
         self.again_left -= 1
         second = self._figures(alone, *arguments)
-        return max(first, second, key=_samples_per_s)
+        return max(first, second, key=lambda figures: figures.ceiling.samples_per_s)
 
-    def _figures(self, alone: Callable[..., Ceiling], *arguments: object) -> PointFigures:
+    def _figures(self, alone: Callable[..., Ceiling], *arguments: object) -> _Figures:
         begun = perf_counter()
         cpu_s = _spent_cpu_s()
         ceiling = alone(*arguments, seconds=self.job.stretch_s, ends_at=self.ends_at)
         cores = (_spent_cpu_s() - cpu_s) / (perf_counter() - begun)
-        return PointFigures(
-            ceiling=ceiling, cpu_s_per_sample=max(0.0, cores) / ceiling.samples_per_s
-        )
-
-
-def _samples_per_s(figures: PointFigures) -> float:
-    return 0.0 if figures.ceiling is None else figures.ceiling.samples_per_s
+        return _Figures(ceiling, max(0.0, cores) / ceiling.samples_per_s)
 
 
 def trace_curves(
@@ -340,14 +310,13 @@ def trace_curves(
     Raises:
         WorkloadFault: Something about the workload can't be used.
     """
-    curves = CurvesSoFar(keep, job.known or Curves())
-    scene = _Scene(bench, job, device, curves, ends_at)
+    scene = _Scene(bench, job, device, ends_at, keep)
     try:
         _trace_loader(scene)
         scene.ends_at = ends_at
         return _trace_device(scene)
     except DeviceLostError:
-        return curves.cut()
+        return scene.cut()
 
 
 def _trace_loader(scene: _Scene) -> None:
@@ -356,22 +325,20 @@ def _trace_loader(scene: _Scene) -> None:
     now = perf_counter()
     own = scene.job.config
     if _device_variations(scene) or scene.device.kind == "cpu":
-        scene.ends_at = now + loader_share(scene.curves.known) * (scene.ends_at - now)
+        scene.ends_at = now + loader_share(scene.known) * (scene.ends_at - now)
 
     with scene.feed(own) as feed:
         scene.host = collect(feed, seconds=_COLLECTING_S, first=feed.start())
-        scene.curves.add(
-            "loader", {}, lambda: scene.figures(loader_alone, feed, own), scene.ends_at
-        )
+        scene.add("loader", {}, partial(scene.figures, loader_alone, feed, own))
+    batches = [delivery.batch for delivery in scene.host]
     for config in scene.job.variations:
         if not scene.changes(config, LOADER_SETTINGS):
             continue
         changes = scene.changes(config, _LOADER_CHANGES)
-        known = scene.curves.points["loader"]
-        if scene.job.ends_early and adds_workers_in_vain(known, changes):
+        if scene.job.ends_early and adds_workers_in_vain(scene.points["loader"], changes):
             continue
-        measure = partial(_loader_figures, scene, config)
-        scene.curves.add("loader", changes, measure, scene.ends_at)
+        refusal = refusal_of_queue(batches, config, scene.job, scene.device)
+        scene.add("loader", changes, refusal or partial(_loader_figures, scene, config))
 
 
 def loader_share(known: Curves) -> float:
@@ -391,12 +358,7 @@ def _own_throughput(points: Sequence[CurvePoint]) -> float | None:
     return None
 
 
-def _loader_figures(scene: _Scene, config: TrainingConfig) -> PointFigures:
-    refusal = refusal_of_queue(
-        [delivery.batch for delivery in scene.host], config, scene.job, scene.device
-    )
-    if refusal is not None:
-        return PointFigures(reason=refusal)
+def _loader_figures(scene: _Scene, config: TrainingConfig) -> _Figures:
     with scene.feed(config) as feed:
         feed.start()
         return scene.figures(loader_alone, feed, config)
@@ -406,40 +368,36 @@ def _trace_device(scene: _Scene) -> Curves:
     """Measure the points of copies and device, and the roofline; return all curves."""
     own = scene.job.config
     scene.bench.prepare(scene.host[0].batch)
-    _trace_copy(scene)
+
+    # Copies from pageable and from pinned memory, if pinning can help the device.
+    if scene.device.kind in PINNING_KINDS:
+        for config in (own, own.model_copy(update={"pin_memory": not own.pin_memory})):
+            changes = scene.changes(config, {"pin_memory"})
+            scene.add("copy", changes, partial(_copy_figures, scene, config))
 
     # Each device setting alone, then the ones that help together.
     for config in (own, *_device_variations(scene)):
         if scene.job.is_short_search and _takes_long(scene, config):
-            changes = scene.changes(config, DEVICE_SETTINGS)
-            left_out = partial(PointFigures, reason=left_to_smaller_batches())
-            scene.curves.add("device", changes, left_out, ends_at=inf)
+            scene.add("device", scene.changes(config, DEVICE_SETTINGS), left_to_smaller_batches())
         else:
             _add_device_point(scene, config)
-    combined = combined_config(own, scene.curves.points["device"])
+    combined = combined_config(own, scene.points["device"])
     if combined is not None:
         _add_device_point(scene, combined)
 
     if not scene.job.roofline:
-        return scene.curves.curves(None)
-    roofline, notes = _roofline(scene)
-    return scene.curves.curves(roofline, *notes)
+        return scene.curves(None)
+    roofline = _roofline(scene)
+    if isinstance(roofline, Note):
+        return scene.curves(None, roofline)
+    return scene.curves(roofline)
 
 
-def _trace_copy(scene: _Scene) -> None:
-    """Measure copies from pageable and from pinned memory, if pinning can help the device."""
-    if scene.device.kind not in PINNING_KINDS:
-        return
-    own = scene.job.config
-    for config in (own, own.model_copy(update={"pin_memory": not own.pin_memory})):
-        measure = partial(_copy_figures, scene, config)
-        scene.curves.add("copy", scene.changes(config, {"pin_memory"}), measure, scene.ends_at)
-
-
-def _copy_figures(scene: _Scene, config: TrainingConfig) -> PointFigures:
+def _copy_figures(scene: _Scene, config: TrainingConfig) -> _Figures:
     lie = pinned if config.pin_memory else copied
-    is_own = config.pin_memory == scene.job.config.pin_memory
-    host = [kept if is_own else Held(lie(kept.batch), kept.samples) for kept in scene.host]
+    host: Sequence[Held | Delivery] = scene.host
+    if config != scene.job.config:
+        host = [Held(lie(kept.batch), kept.samples) for kept in scene.host]
     with _as_configured(config):  # a trainer leaves TF32 switched on
         return scene.figures(copy_alone, scene.bench.trainer(config), host)
 
@@ -454,18 +412,16 @@ def combined_config(own: TrainingConfig, points: Sequence[CurvePoint]) -> Traini
     Returns:
         The combined configuration; None if fewer than two settings help.
     """
-    own_throughput = _own_throughput(points)
-    if own_throughput is None:
-        return None
-    helping = []
-    for point in points:
-        if point.ceiling is None or not is_single(point.changes):
-            continue
-        if point.ceiling.samples_per_s >= _WORTH * own_throughput:
-            helping.append((point.changes, point.ceiling.samples_per_s))
+    least = _WORTH * (_own_throughput(points) or inf)
+    helping = [
+        (point.ceiling.samples_per_s, point.changes)
+        for point in points
+        if point.ceiling is not None and is_single(point.changes)
+    ]
     best: dict[str, object] = {}
-    for changes, _ in sorted(helping, key=itemgetter(1)):
-        best |= changes  # the fastest value of a setting comes last
+    for throughput, changes in sorted(helping, key=itemgetter(0)):
+        if throughput >= least:
+            best |= changes  # the fastest value of a setting comes last
     if not best or is_single(best):
         return None
     return TrainingConfig.model_validate(own.model_dump() | best)
@@ -491,29 +447,26 @@ def _device_variations(scene: _Scene) -> list[TrainingConfig]:
 
 def _takes_long(scene: _Scene, config: TrainingConfig) -> bool:
     """Return whether two steps of a larger batch would take long; smaller batches predict them."""
-    own = scene.job.config
-    if config.micro_batch_size <= own.micro_batch_size:
+    if config.micro_batch_size <= scene.job.config.micro_batch_size:
         return False
-    known = scene.curves.points["device"][0].ceiling  # the job's own configuration comes first
+    known = scene.points["device"][0].ceiling  # the job's own configuration comes first
     return known is not None and 2 * config.micro_batch_size / known.samples_per_s > _LONG_S
 
 
 def _add_device_point(scene: _Scene, config: TrainingConfig) -> None:
-    changes = scene.changes(config, DEVICE_SETTINGS)
-    measure = partial(_device_figures, scene, config)
-    point = scene.curves.add("device", changes, measure, scene.ends_at)
-    if point.peak_memory_bytes is not None:
-        scene.peaks.append(Peak(config, point.peak_memory_bytes))
-    scene.bench.after_point(is_failed=point.ceiling is None)
-    scene.device.give_back()
-
-
-def _device_figures(scene: _Scene, config: TrainingConfig) -> PointFigures:
     device = scene.device
     peaks = scene.peaks or [Peak(scene.job.config, device.peak_memory().peak_bytes)]
     refusal = refusal_of_batch(peaks, config, scene.job.process.limit_bytes, device)
-    if refusal is not None:
-        return PointFigures(reason=refusal)
+    changes = scene.changes(config, DEVICE_SETTINGS)
+    point = scene.add("device", changes, refusal or partial(_device_figures, scene, config))
+    if point.peak_memory_bytes is not None:
+        scene.peaks.append(Peak(config, point.peak_memory_bytes))
+    scene.bench.after_point(is_failed=point.ceiling is None)
+    device.give_back()
+
+
+def _device_figures(scene: _Scene, config: TrainingConfig) -> _Figures:
+    device = scene.device
     if config.compile:
         # Without it a second batch size is compiled for dynamic shapes, which no trial does.
         torch.compiler.reset()
@@ -524,7 +477,7 @@ def _device_figures(scene: _Scene, config: TrainingConfig) -> PointFigures:
         figures = scene.figures(device_alone, trainer, batches)
     # Leave out the weights kept aside, if they lie in the memory that is judged.
     kept = 0 if device.has_own_memory else scene.bench.kept_bytes
-    return replace(figures, peak_memory_bytes=max(0, device.peak_memory().peak_bytes - kept))
+    return figures._replace(peak_memory_bytes=max(0, device.peak_memory().peak_bytes - kept))
 
 
 def _batches_of(scene: _Scene, config: TrainingConfig) -> Sequence[Held | Delivery]:
@@ -550,18 +503,19 @@ def _as_configured(config: TrainingConfig) -> Iterator[None]:
         yield
 
 
-def _roofline(scene: _Scene) -> tuple[Roofline | None, tuple[Note, ...]]:
+def _roofline(scene: _Scene) -> Roofline | Note:
+    """Return the roofline of the job's own configuration, or a note on why there is none."""
     config = scene.job.config
     if config.compile:
-        return None, (operators_not_counted("the model is compiled"),)
+        return operators_not_counted("the model is compiled")
     if perf_counter() > scene.ends_at:
-        return None, (operators_not_counted("no time was left"),)
+        return operators_not_counted("no time was left")
     try:
         with _as_configured(config):
             trainer = scene.bench.trainer(config)
-            return trace_roofline(trainer, resident(trainer, scene.host)[0].batch, scene.device), ()
+            return trace_roofline(trainer, resident(trainer, scene.host)[0].batch)
     except Exception as error:  # noqa: BLE001 - it runs the user's code; the curves are worth keeping
-        return None, (operators_not_counted(cause_of(error)),)
+        return operators_not_counted(cause_of(error))
 
 
 def _spent_cpu_s() -> float:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import inf, isfinite
 from pathlib import Path
 from time import perf_counter
@@ -131,12 +132,6 @@ class _Scene:
     """Initial parameters and buffers, on the CPU."""
     device: Device
     seed: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Time:
-    """Time of a comparison."""
-
     begun: float
     """Start, by perf_counter."""
     left_s: float
@@ -144,25 +139,11 @@ class _Time:
     unhurried_s: float
     """Seconds of which a run takes no more than its share once it has enough steps."""
 
-    def until(self, share: float) -> _Until:
-        """Return the limit of a run that must end by a share of the time."""
-        return _Until(self.begun, share, self.left_s, self.unhurried_s)
-
-
-@dataclass(frozen=True, slots=True)
-class _Until:
-    """Time limit of one run; see _Time."""
-
-    begun: float
-    share: float
-    left_s: float
-    unhurried_s: float
-
-    def is_over(self, steps: int) -> bool:
-        """Return whether a run ends after this number of steps."""
+    def is_over(self, share: float, steps: int) -> bool:
+        """Return whether a run that must end by a share of the time ends after this number of steps."""
         took_s = perf_counter() - self.begun
-        is_unhurried = took_s > self.share * min(self.unhurried_s, self.left_s)
-        return took_s > self.share * self.left_s or (is_unhurried and steps >= MIN_STEPS)
+        is_unhurried = took_s > share * min(self.unhurried_s, self.left_s)
+        return took_s > share * self.left_s or (is_unhurried and steps >= MIN_STEPS)
 
 
 @dataclass(slots=True)
@@ -245,101 +226,84 @@ def compare_to_float32(
             `out_of_memory`.
         WorkloadFault: Something about the workload can't be used.
     """
-    begun = perf_counter()
-    left_s = min(ends_at - begun, job.process.deadline_s)
-    time = _Time(begun, left_s, _BRIEF_S if job.is_short_search else inf)
-
     # Train in float32, unless an earlier comparison has done so.
+    begun = perf_counter()
     set_cudnn_benchmark(job.config.cudnn_benchmark)
     dataset = build_dataset(workload)
     model = build_model(workload, job.config.model_copy(update=_PLAIN), device)
-    scene = _Scene(workload, model, kept_weights(model), device, job.process.seed)
+    scene = _Scene(
+        workload,
+        model,
+        kept_weights(model),
+        device,
+        job.process.seed,
+        begun,
+        left_s=min(ends_at - begun, job.process.deadline_s),
+        unhurried_s=_BRIEF_S if job.is_short_search else inf,
+    )
     key = (job.config.micro_batch_size, job.config.max_tokens, job.config.channels_last, scene.seed)
     known = None if references is None else references.get(key)
     if known is None:
-        known = _made_reference(scene, dataset, job, scratch, time)
+        known = _made_reference(scene, dataset, job, scratch)
         if references is not None and known.is_whole:
             references[key] = known
 
     # Train in the candidate's precision, at the batch that fitted in float32.
-    reference = known.trained
     batch = {"micro_batch_size": known.plain.micro_batch_size, "max_tokens": known.plain.max_tokens}
     candidate = job.config.model_copy(update=batch)
-    steps = len(reference.losses)
-    gradient = reference.gradient or []
+    exact = known.trained
     with tf32_products() if candidate.amp_dtype == "tf32" else nullcontext():
-        tried = _train(scene, known.batches, candidate, steps, time.until(1.0), gradient)
-    return _figures(reference, known.repeat, tried, candidate, _overridden(candidate, device))
+        tried = _train(
+            scene, known.batches, candidate, len(exact.losses), 1.0, exact.gradient or []
+        )
+    steps = min(len(exact.losses), len(tried.losses))
+    return PrecisionFigures(
+        steps=steps,
+        micro_batch_size=candidate.micro_batch_size,
+        reference_losses=tuple(exact.losses[:steps]),
+        losses=tuple(tried.losses[:steps]),
+        gradient_cosine=tried.cosine,
+        repeat_cosine=known.repeat.cosine,
+        repeat_deviation=deviation_of(exact.losses, known.repeat.losses) or 0.0,
+        skipped_steps=tuple(tried.skipped),
+        notes=_overridden(candidate, device),
+    )
 
 
-def _made_reference(
-    scene: _Scene, dataset: Any, job: PrecisionJob, scratch: Path, time: _Time
-) -> _Reference:
+def _made_reference(scene: _Scene, dataset: Any, job: PrecisionJob, scratch: Path) -> _Reference:
     """Train in float32 twice, at the job's batch, halved until it fits."""
     plain = job.config.model_copy(update=_PLAIN)
     while True:
         feed = Feed(build_loader(scene.workload, dataset, plain, scratch))
-        batches = _batches(feed, time.begun + LOADING_SHARE * time.left_s)
-        trained = _reference(scene, batches, plain, time.until(_REFERENCE_SHARE))
-        if trained is not None:
+        batches = _batches(feed, scene.begun + LOADING_SHARE * scene.left_s)
+        refusals_before = scene.device.refusals()
+        try:
+            with exact_matmuls():
+                trained = _train(scene, batches, plain, GUARD_STEPS, _REFERENCE_SHARE)
             break
+        except Exception as error:
+            shortage = shortage_of(
+                error, is_full=partial(device_was_full, scene.device, refusals_before)
+            )
+            if shortage is None or shortage.memory != "device" or plain.micro_batch_size == 1:
+                raise
+        scene.model.zero_grad(set_to_none=True)
+        scene.device.reset_peak()  # gives back what the allocator holds
         plain = with_batch(plain, plain.micro_batch_size // 2)
-    until = time.until(_REPEAT_SHARE)
     with exact_matmuls():
         other = replace(scene, seed=scene.seed + OTHER_SEED)
-        repeat = _train(other, batches, plain, MIN_STEPS, until, trained.gradient or [])
+        repeat = _train(other, batches, plain, MIN_STEPS, _REPEAT_SHARE, trained.gradient or [])
     return _Reference(plain, batches, trained, repeat)
-
-
-def _reference(
-    scene: _Scene, batches: list[Any], plain: TrainingConfig, until: _Until
-) -> _Trained | None:
-    """Train in float32; return None if the device's memory is too small, and the batch can be halved."""
-    refusals_before = scene.device.refusals()
-    try:
-        with exact_matmuls():
-            return _train(scene, batches, plain, GUARD_STEPS, until)
-    except Exception as error:
-        shortage = shortage_of(
-            error, is_full=lambda: device_was_full(scene.device, refusals_before)
-        )
-        if shortage is None or shortage.memory != "device" or plain.micro_batch_size == 1:
-            raise
-    scene.model.zero_grad(set_to_none=True)
-    scene.device.reset_peak()  # gives back what the allocator holds
-    return None
 
 
 def _batches(feed: Feed, stop_at: float) -> list[Any]:
     """Collect the loader's first batches, up to one for each step, then end its workers."""
     try:
-        came = collect(
-            feed, count=GUARD_STEPS, first=feed.start(), seconds=stop_at - perf_counter()
-        )
+        first = feed.start()
+        came = collect(feed, count=GUARD_STEPS, first=first, seconds=stop_at - perf_counter())
     finally:
         feed.stop()
     return [delivery.batch for delivery in came]
-
-
-def _figures(
-    reference: _Trained,
-    repeat: _Trained,
-    tried: _Trained,
-    candidate: TrainingConfig,
-    notes: tuple[Note, ...],
-) -> PrecisionFigures:
-    steps = min(len(reference.losses), len(tried.losses))
-    return PrecisionFigures(
-        steps=steps,
-        micro_batch_size=candidate.micro_batch_size,
-        reference_losses=tuple(reference.losses[:steps]),
-        losses=tuple(tried.losses[:steps]),
-        gradient_cosine=tried.cosine,
-        repeat_cosine=repeat.cosine,
-        repeat_deviation=deviation_of(reference.losses, repeat.losses) or 0.0,
-        skipped_steps=tuple(tried.skipped),
-        notes=notes,
-    )
 
 
 def _train(
@@ -347,7 +311,7 @@ def _train(
     batches: list[Any],
     config: TrainingConfig,
     steps: int,
-    until: _Until,
+    share: float,
     compared_to: _Gradient | None = None,
 ) -> _Trained:
     """Train optimizer steps from the initial weights; stop at a loss that is not finite.
@@ -359,7 +323,7 @@ def _train(
         batches: Batches, used in turn.
         config: The configuration to train in.
         steps: Number of steps at most.
-        until: Time limit of the run.
+        share: Share of the time by which the run ends, see `_Scene.is_over`.
         compared_to: First gradient of the reference; None to keep this run's own.
     """
     # Build a trainer from the initial weights.
@@ -379,7 +343,7 @@ def _train(
     # Train step by step, each with its own seed.
     for _ in range(steps + MOST_SKIPS):
         at = len(trained.losses)
-        if at == steps or ((at or trained.skipped) and until.is_over(at)):
+        if at == steps or ((at or trained.skipped) and scene.is_over(share, at)):
             break
         seed_all(scene.seed + at)
         before = scaler.get_scale()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -40,7 +39,7 @@ from autotune.worker.build import (
     seed_all,
 )
 from autotune.worker.device import Device, bytes_from_disk, has_convolutions, is_deterministic
-from autotune.worker.extras.item_costs import TimedItems, draws_of, slow_tail, time_items
+from autotune.worker.extras.item_costs import TimedItems, item_fetchers, slow_tail, time_items
 from autotune.worker.failures import shortage_of
 from autotune.worker.feed import BatchFeed, Delivery, Feed
 from autotune.worker.loader import (
@@ -75,17 +74,9 @@ _OTHERS_FRACTION = 0.05
 convention."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FirstItems:
-    """Figures of the first items; see WorkloadFacts."""
-
-    slow_tail_fraction: float
-    cores_per_item: float
-
-
 def probe_items(
     loader: DataLoader[Any], first_batch_s: float, warm: Callable[[], None]
-) -> FirstItems | None:
+) -> TimedItems | None:
     """Time items for under a second; a second time if the page cache was not warm.
 
     Args:
@@ -95,7 +86,7 @@ def probe_items(
         warm: Function that reads until the page cache is warm; not called if it proves to be.
 
     Returns:
-        The figures; None if items are too slow, or the user's code raises: a step has worked, so
+        The items; None if they are too slow, or the user's code raises: a step has worked, so
         trials report errors in other items.
     """
     if first_batch_s > _REBUILD_S and _must_begin_again(loader):
@@ -108,10 +99,10 @@ def probe_items(
         timed = timed and _timed(loader)
     if timed is None or len(timed.seconds) < _FEWEST_ITEMS or sum(timed.seconds) <= 0:
         return None
-    return FirstItems(slow_tail_fraction=slow_tail(timed.seconds), cores_per_item=_cores(timed))
+    return timed
 
 
-def _cores(timed: TimedItems) -> float:
+def cores_per_item(timed: TimedItems) -> float:
     """Return the number of cores that an item keeps busy while it is computed.
 
     Waits for files are left out, so that they hide no threads. If the item's own thread does too
@@ -142,11 +133,11 @@ def _timed(loader: DataLoader[Any]) -> TimedItems | None:
     begun = perf_counter()
     try:
         with _random_states_kept(), torch_threads(1):  # as torch sets it in loader workers
-            draws = draws_of(loader)
-            next(draws)()
+            fetchers = item_fetchers(loader)
+            next(fetchers)()
             if perf_counter() - begun > _PROBE_S:
                 return None
-            return time_items(draws, 0, begun + _PROBE_S)
+            return time_items(fetchers, 0, begun + _PROBE_S)
     except Exception:  # noqa: BLE001 - user code may raise anything at an item that no step has needed
         return None
 
@@ -196,14 +187,16 @@ def probe(
     # Read what the user's objects are set to.
     data = build_dataset(workload)
     dataset = dataset_of(data)
-    objects = _objects(workload, data, config)
+    observed: dict[str, Any] = {"micro_batch_size": config.micro_batch_size, "lr": config.lr}
+    found = _observed(workload, data)
+    observed |= found
     is_tf_data = isinstance(dataset, TfData)
-    size = objects.observed.micro_batch_size
+    size = observed["micro_batch_size"]
     length = dataset.length(size) if isinstance(dataset, TfData) else length_of(dataset)
     small = TrainingConfig(
         micro_batch_size=size if length is None else min(size, length),
         max_tokens=config.max_tokens,
-        lr=objects.observed.lr,
+        lr=observed["lr"],
     )
     # Count the samples of a token budget first: later random draws depend on the time taken.
     own = workload.batch_sampler
@@ -216,7 +209,7 @@ def probe(
     first = feed.start()
     model = build_model(workload, small, device)
     optimizer = build_optimizer(workload, model, small.lr)
-    objects = _with(objects, **_switched_on(optimizer, device))
+    found |= _switched_on(optimizer, device)
     trainer = make_trainer(model, optimizer, infer_step(workload, first.batch), small, device)
     has_unused, has_sparse = _train_once(trainer, first.batch)
     fewest = _LEAST_BATCHES if device.kind in GRAPH_KINDS else 1  # else shapes do not matter
@@ -226,8 +219,9 @@ def probe(
     is_iterable = is_stream(dataset)
     inputs = tensors_of(first.batch)
     fixed = _fixed_size(workload, data, feed.loader, first.samples)
-    if fixed is not None and objects.has_loader:
-        objects = _with(objects, micro_batch_size=fixed)
+    is_loader = isinstance(data, DataLoader)
+    if fixed is not None and is_loader:
+        found["micro_batch_size"] = fixed
     parameters = list(model.parameters())
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     has_images = any(tensor.ndim == IMAGE_DIMS and tensor.is_floating_point() for tensor in inputs)
@@ -251,11 +245,19 @@ def probe(
         has_convolutions=has_convolutions([model]),
         has_fixed_shapes=len({*shapes}) == 1 if len(shapes) >= _LEAST_BATCHES else None,
         is_deterministic=is_deterministic(),
-        slow_tail_fraction=None if items is None else items.slow_tail_fraction,
-        cores_per_item=None if items is None else items.cores_per_item,
+        slow_tail_fraction=None if items is None else slow_tail(items.seconds),
+        cores_per_item=None if items is None else cores_per_item(items),
         optimizer=optimizer_facts(optimizer, can_fuse=not has_sparse and can_fuse(optimizer)),
         step_source=trainer.step.source,
-        objects=objects,
+        objects=ObjectFacts(
+            observed=TrainingConfig.model_validate(observed | found),
+            names=tuple(found),
+            has_loader=is_loader,
+            drop_last=drops_last(data) if is_loader else None,
+            beside=tuple(
+                name for name in WITH_A_LOADER if is_loader and getattr(workload, name) is not None
+            ),
+        ),
     )
 
 
@@ -271,7 +273,7 @@ def _switched_on(optimizer: torch.optim.Optimizer, device: Device) -> dict[str, 
 
 def _first_items(
     feed: Feed, first: Delivery, fewest: int
-) -> tuple[FirstItems | None, list[_Shapes]]:
+) -> tuple[TimedItems | None, list[_Shapes]]:
     """Time the first items and warm the page cache.
 
     Args:
@@ -280,7 +282,7 @@ def _first_items(
         fewest: Number of batches to read at least.
 
     Returns:
-        The figures of the items (a tf.data pipeline has none), and the shapes of the batches read.
+        The items (a tf.data pipeline has none), and the shapes of the batches read.
     """
     shapes: list[_Shapes] = []
     items = None
@@ -297,37 +299,17 @@ def _first_items(
     return items, shapes
 
 
-def _objects(workload: Workload, data: Any, config: TrainingConfig) -> ObjectFacts:
-    """Return the settings of the user's own loader and optimizer.
-
-    Args:
-        workload: The workload.
-        data: The user's loader or dataset.
-        config: The baseline that the user gave; source of the values that objects do not have.
-    """
+def _observed(workload: Workload, data: Any) -> dict[str, Any]:
+    """Return the settings of the user's own loader and optimizer."""
     found: dict[str, Any] = {}
-    beside: tuple[str, ...] = ()
     if isinstance(data, DataLoader):
-        beside = tuple(name for name in WITH_A_LOADER if getattr(workload, name) is not None)
         found = observed_settings(data)
         if workload.batch_sampler is not None:  # it makes the batches, of the baseline's size
             found.pop("micro_batch_size", None)
     if isinstance(workload.optimizer, torch.optim.Optimizer):
         lr = base_lr(workload.optimizer)
         found |= {} if lr is None else {"lr": lr}
-    known = ObjectFacts(
-        observed=TrainingConfig(micro_batch_size=config.micro_batch_size, lr=config.lr),
-        has_loader=isinstance(data, DataLoader),
-        drop_last=drops_last(data) if isinstance(data, DataLoader) else None,
-        beside=beside,
-    )
-    return _with(known, **found)
-
-
-def _with(objects: ObjectFacts, **found: Any) -> ObjectFacts:
-    """Return the facts with further settings that were observed."""
-    observed = TrainingConfig.model_validate(objects.observed.model_dump() | found)
-    return objects.model_copy(update={"observed": observed, "names": (*objects.names, *found)})
+    return found
 
 
 def _fixed_size(

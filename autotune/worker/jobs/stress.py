@@ -34,7 +34,7 @@ from autotune.worker.batch import Reused, batch_bytes, leaves_of
 from autotune.worker.build import build_dataset, build_model, is_stream, length_of
 from autotune.worker.device import Device
 from autotune.worker.failures import cause_of, shortage_of
-from autotune.worker.feed import Feed, stop_iterator
+from autotune.worker.feed import Feed
 from autotune.worker.loader import build_loader
 from autotune.worker.step import StepTrainer, open_trainer
 
@@ -80,9 +80,7 @@ def largest_batch(
     """
     found = LargestBatch(sizes=[])
     try:
-        if isinstance(loader, TfLoader):
-            found.batch = _of_pipeline(found, loader, stop_at)
-        elif loader.batch_sampler is None:
+        if isinstance(loader, TfLoader) or loader.batch_sampler is None:
             found.batch = _largest_made(found, loader, stop_at)
         elif is_stream(loader.dataset):
             items = _of_stream(found, iter(loader.dataset), batch_size, stop_at)
@@ -113,19 +111,27 @@ def _leaf_bytes(leaf: Any) -> int:
     return 8 if isinstance(leaf, int | float | complex | np.generic) else 0
 
 
-def _largest_made(found: LargestBatch, loader: DataLoader[Any], stop_at: float) -> Any:
-    """Return the largest of the first batches of a dataset that makes whole batches."""
+def _largest_made(found: LargestBatch, loader: DataLoader[Any] | TfLoader, stop_at: float) -> Any:
+    """Return the largest of the first batches that a pipeline, or a dataset, makes itself.
+
+    A pipeline's samples count as equal parts of their batch.
+    """
     feed = Feed(loader)
     largest = None
+    largest_bytes = -1
     taken = feed.start()
     try:
         while True:
             size = bytes_of(taken.batch)
-            if size > max(found.sizes, default=-1):
+            count = taken.samples if isinstance(loader, TfLoader) else 1
+            found.sizes.extend([size // count] * count)
+            if size > largest_bytes:
                 largest = taken.batch
-            found.sizes.append(size)
+                largest_bytes = size
+            if len(found.sizes) >= _MOST_SIZED or perf_counter() > stop_at:
+                return largest
             taken = feed.take()
-            if taken.is_restart or len(found.sizes) >= _MOST_SIZED or perf_counter() > stop_at:
+            if taken.is_restart:
                 return largest
     finally:
         feed.stop()
@@ -147,26 +153,6 @@ def _of_stream(found: LargestBatch, items: Iterator[Any], count: int, stop_at: f
             return list(islice(cycle(item for _, _, item in sorted(kept, reverse=True)), count))
     # A stream with less than a batch gives no more in training either.
     return [item for _, _, item in kept]
-
-
-def _of_pipeline(found: LargestBatch, loader: TfLoader, stop_at: float) -> Any:
-    """Return the largest of a pipeline's first batches; samples count as equal parts of a batch."""
-    largest = None
-    largest_bytes = -1
-    batches = iter(loader)
-    try:
-        for batch in batches:
-            size = bytes_of(batch)
-            count = loader.samples
-            found.sizes.extend([size // count] * count)
-            if size > largest_bytes:
-                largest = batch
-                largest_bytes = size
-            if len(found.sizes) >= _MOST_SIZED or perf_counter() > stop_at:
-                break
-    finally:
-        stop_iterator(loader, batches, within_s=1.0)
-    return largest
 
 
 def _chosen(

@@ -287,11 +287,10 @@ def _measure_trial(
         with ended_when_stuck(longest_after_s(measurement, job.config), place.report):
             measurement = measure_after_window(
                 run,
-                trainer,
                 extras,
                 measurement,
                 lambda known: place.keep(of_rank(known, place, scene.device)),
-                scratch=place.folder.path,
+                place.folder.path,
             )
     return of_rank(measurement, place, scene.device)
 

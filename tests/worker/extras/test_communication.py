@@ -22,16 +22,10 @@ MIB = 2**20
 @pytest.mark.parametrize(
     ("ddp", "expected_mib"),
     [
-        pytest.param(None, [4, 28, 8], id="torch's own: a small first one"),
-        pytest.param(
-            DdpConfig(bucket_cap_mb=8), [8] * 5, id="a size that was given holds for the first too"
-        ),
-        pytest.param(DdpConfig(comm_hook="fp16"), [2, 14, 4], id="halved on their way"),
-        pytest.param(
-            DdpConfig(first_bucket_mb=20, bucket_cap_mb=8),
-            [20, 8, 8, 4],
-            id="a first one of its own",
-        ),
+        (None, [4, 28, 8]),  # torch's own: a small first one
+        (DdpConfig(bucket_cap_mb=8), [8] * 5),  # a size that was given holds for the first too
+        (DdpConfig(comm_hook="fp16"), [2, 14, 4]),  # halved on their way
+        (DdpConfig(first_bucket_mb=20, bucket_cap_mb=8), [20, 8, 8, 4]),  # a first one of its own
     ],
 )
 def test_gradients_fill_buckets_from_the_last_layer_on(

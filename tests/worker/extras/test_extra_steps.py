@@ -9,10 +9,11 @@ from pathlib import Path
 from threading import Event, active_count
 from time import perf_counter
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import TensorDataset
 
 from autotune.config.plan import Workload
@@ -27,10 +28,10 @@ from autotune.policy import WindowRules
 from autotune.protocol.disk import TrialFolder, read_model
 from autotune.protocol.messages import NO_EXTRAS, Extras, RankReport
 from autotune.records.ceilings import Ceiling
-from autotune.records.measurement import Block, Ceilings, Measurement
+from autotune.records.measurement import Ceilings, Measurement
 from autotune.records.result import Curves
 from autotune.records.trial import TrialResult
-from autotune.worker.build import build_model, build_optimizer
+from autotune.worker.build import build_model
 from autotune.worker.device import Device, open_device
 from autotune.worker.extras import extra_steps as after
 from autotune.worker.extras import item_costs
@@ -39,12 +40,15 @@ from autotune.worker.feed import Feed
 from autotune.worker.group import Group
 from autotune.worker.loader import build_loader
 from autotune.worker.place import Place, Start
-from autotune.worker.step import Step, Trainer, infer_step, make_trainer
+from autotune.worker.step import open_trainer
 from autotune.worker.trial import ended_when_stuck, longest_after_s, measure
 from autotune.worker.window import Run
+from tests.factories import make_loader_costs, make_measurement, make_window
 
 RULES = WindowRules(max_s=0.1, precision=10.0, block_s=0.01, warm_up_min_s=0.0)
-ALL = Extras(loader_ceiling=True, device_ceiling=True, breakdown=True, stretch_s=0.02)
+ALL = Extras(
+    loader_ceiling=True, device_ceiling=True, breakdown=True, activations=True, stretch_s=0.02
+)
 WINDOW = (
     "samples_per_s",
     "samples_per_s_ci",
@@ -54,7 +58,8 @@ WINDOW = (
     "window",
     "loss",
 )
-EVERYTHING = ["loader_rate", "device_rate", "time_breakdown", "item_costs"]
+FIELDS = {"loader_ceiling", "device_ceiling", "breakdown", "loader_costs", "activations"}
+EVERYTHING = ["loader_rate", "device_rate", "time_breakdown", "item_costs", "activations"]
 
 
 @pytest.fixture(autouse=True)
@@ -66,42 +71,46 @@ def _few_items(monkeypatch: pytest.MonkeyPatch) -> None:
 class Scene:
     """A trial in this process, its window just over."""
 
-    def __init__(self, dataset: Any = None, **settings: Any) -> None:
+    def __init__(self, **settings: Any) -> None:
         config = TrainingConfig(**({"micro_batch_size": 8} | settings))
-        data = dataset or TensorDataset(torch.randn(512, 4), torch.randint(0, 2, (512,)))
+        data = TensorDataset(torch.randn(512, 4), torch.randint(0, 2, (512,)))
         workload, device = Workload(model=nn.Linear(4, 2), dataset=data), open_device("cpu")
         feed = Feed(build_loader(workload, data, config, Path("/nowhere")))
         first = feed.start()
         model = build_model(workload, config, device)
-        step = infer_step(workload, first.batch)
-        self.trainer: Trainer = make_trainer(
-            model, build_optimizer(workload, model, 1e-3), step, config, device
-        )
+        self.trainer = open_trainer(workload, model, first.batch, config, device)
         self.run = Run(feed, self.trainer, feed.queue_capacity, perf_counter() + 60)
         start = Start(started=0.0, built_from=0.0, ends_at=inf, before={})
         self.measured = measure(self.run, RULES, first, start, lambda _: None)
         self.kept: list[Measurement] = []
 
     def after(self, extras: Extras = ALL) -> Measurement:
-        return measure_after_window(self.run, self.trainer, extras, self.measured, self.kept.append)
+        return measure_after_window(
+            self.run, extras, self.measured, self.kept.append, Path("/nowhere")
+        )
+
+
+def measured_fields(found: Measurement) -> set[str]:
+    return {name for name in FIELDS if getattr(found, name) is not None}
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_all_that_is_asked_for_is_added_and_the_window_stays(num_workers: int) -> None:
+def test_all_extras_are_added_and_the_window_stays(num_workers: int) -> None:
     scene = Scene(num_workers=num_workers)
     found = scene.after()
     assert found.notes == ()
+    assert measured_fields(found) == FIELDS
     assert found.ceilings is not None
     assert found.ceilings.loader is not None
     assert found.ceilings.device is not None
     assert found.loader_ceiling == found.ceilings.loader.samples_per_s
     assert found.device_ceiling == found.ceilings.device.samples_per_s
-    assert found.breakdown is not None
     assert found.loader_costs is not None
     assert (found.loader_costs.transfer_s is not None) == (num_workers > 0)
-    assert {name: getattr(found, name) for name in WINDOW} == {
-        name: getattr(scene.measured, name) for name in WINDOW
-    }
+    assert found.activations is not None
+    assert found.activations.whole.samples == 8
+    for name in WINDOW:
+        assert getattr(found, name) == getattr(scene.measured, name)
     assert Measurement.model_validate_json(found.model_dump_json()) == found
 
 
@@ -110,11 +119,11 @@ def test_the_window_is_kept_before_anything_else_and_each_figure_as_it_comes() -
     found = scene.after()
     assert scene.kept[0].model_copy(update={"notes": (), "after_s": 0.0}) == scene.measured
     assert scene.kept[0].notes == (trial_ended_before_extras(stages=EVERYTHING),)
-    last = {"notes": (), "loader_costs": found.loader_costs, "after_s": found.after_s}
+    last = {"notes": (), "activations": found.activations, "after_s": found.after_s}
     assert scene.kept[-1].model_copy(update=last) == found
     spent = [0.0, *(known.after_s for known in scene.kept), found.after_s]
     assert spent == sorted(set(spent)), "what has come of the time so far stands in each"
-    assert scene.kept[-1].notes == (trial_ended_before_extras(stages=["item_costs"]),)
+    assert scene.kept[-1].notes == (trial_ended_before_extras(stages=EVERYTHING[-1:]),)
 
 
 def test_nothing_is_done_where_nothing_is_asked_for() -> None:
@@ -125,17 +134,17 @@ def test_nothing_is_done_where_nothing_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("extras", "given"),
+    ("asked", "given"),
     [
-        (Extras(loader_ceiling=True, stretch_s=0.01), {"loader_ceiling"}),
-        (Extras(device_ceiling=True, stretch_s=0.01), {"device_ceiling"}),
-        (Extras(breakdown=True, stretch_s=0.01), {"breakdown", "loader_costs"}),
+        ("loader_ceiling", {"loader_ceiling"}),
+        ("device_ceiling", {"device_ceiling"}),
+        ("breakdown", {"breakdown", "loader_costs"}),
+        ("activations", {"activations"}),
     ],
 )
-def test_only_what_is_asked_for_is_measured(extras: Extras, given: set[str]) -> None:
-    found = Scene().after(extras)
-    fields = {"loader_ceiling", "device_ceiling", "breakdown", "loader_costs"}
-    assert {name for name in fields if getattr(found, name) is not None} == given
+def test_only_what_is_asked_for_is_measured(asked: str, given: set[str]) -> None:
+    extras = Extras.model_validate({asked: True, "stretch_s": 0.01})
+    assert measured_fields(Scene().after(extras)) == given
 
 
 def test_copies_are_measured_where_the_device_has_memory_that_pinning_is_for() -> None:
@@ -170,48 +179,18 @@ def test_nothing_begins_near_the_deadline() -> None:
         ("device_alone", "device_ceiling", "device_rate", torch.OutOfMemoryError("at last")),
         ("break_down", "breakdown", "time_breakdown", MemoryError()),
         ("measure_items", "loader_costs", "item_costs", SystemExit("at last")),
+        ("measure_activations", "activations", "activations", RuntimeError("at last")),
     ],
 )
 def test_a_stage_that_fails_leaves_a_remark_and_the_others_their_figures(
     stage: str, field: str, what: str, error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise error
-
-    monkeypatch.setattr(after, stage, fail)
+    monkeypatch.setattr(after, stage, Mock(side_effect=error))
     scene = Scene()
     found = scene.after()
     reason = "no message" if isinstance(error, MemoryError) else "at last"
     assert found.notes == (extra_failed(stage=what, cause=f"{type(error).__name__}: {reason}"),)
-    fields = ["loader_ceiling", "device_ceiling", "breakdown", "loader_costs"]
-    assert [name for name in fields if getattr(found, name) is None] == [field]
-    assert found.window == scene.measured.window
-
-
-def test_what_is_kept_for_the_backward_pass_is_measured_where_asked_for_and_the_window_stays() -> (
-    None
-):
-    scene = Scene()
-    found = scene.after(Extras(activations=True, stretch_s=0.01))
-    assert found.notes == ()
-    assert found.activations is not None
-    assert found.activations.whole.samples == 8
-    assert {name: getattr(found, name) for name in WINDOW} == {
-        name: getattr(scene.measured, name) for name in WINDOW
-    }
-    assert Measurement.model_validate_json(found.model_dump_json()) == found
-
-
-def test_users_code_that_fails_while_its_memory_is_looked_at_costs_that_alone() -> None:
-    scene = Scene()
-
-    def failing(*_: Any) -> Tensor:
-        raise RuntimeError("at last")
-
-    scene.trainer.step = Step(failing, "given")
-    found = scene.after(Extras(activations=True, stretch_s=0.01))
-    assert found.notes == (extra_failed(stage="activations", cause="RuntimeError: at last"),)
-    assert found.activations is None
+    assert FIELDS - measured_fields(found) == {field}
     assert found.window == scene.measured.window
 
 
@@ -223,45 +202,36 @@ def test_a_compiled_model_is_not_looked_into() -> None:
 
 
 @pytest.mark.parametrize(("kind", "copies"), [("cpu", False), ("mps", False), ("cuda", True)])
-def test_items_are_measured_beside_the_ranks_and_the_device_that_are_there(
+def test_items_are_measured_for_the_ranks_and_the_device(
     kind: Any, copies: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scene, told, waited = Scene(), list[Any](), list[Any]()
-    monkeypatch.setattr(after, "measure_items", lambda *_, to_device, **__: told.append(to_device))
-    monkeypatch.setattr(after, "with_batch_rates", lambda *given: told.append(given[-1]))
-    monkeypatch.setattr(torch.cpu, "synchronize", waited.append)
+    scene, waited = Scene(), Mock()
+    measure_items = Mock(return_value=make_loader_costs())
+    with_batch_rates = Mock()
+    monkeypatch.setattr(after, "measure_items", measure_items)
+    monkeypatch.setattr(after, "with_batch_rates", with_batch_rates)
+    monkeypatch.setattr(torch.cpu, "synchronize", waited)
     scene.run.group = Group(local_size=3)
     scene.trainer.device = Device(torch.device("cpu"), kind)
     rate = Ceiling(samples_per_s=80.0, samples=80, seconds=1.0, batches=10)
     measured = scene.measured.model_copy(update={"ceilings": Ceilings(loader=rate)})
-    after._measure_items(
-        after._After(run=scene.run, trainer=scene.trainer, extras=ALL, measurement=measured)
-    )
-    to_device, ranks = told
-    assert ranks == 3
+    after._measure_items(after._After(scene.run, ALL, measured, Path("/nowhere")))
+    assert with_batch_rates.call_args.args[-1] == 3
+    to_device = measure_items.call_args.kwargs["to_device"]
     assert (to_device is not None) == copies
     if copies:
         to_device([torch.zeros(2)])
-        assert waited == [torch.device("cpu")], "the clock stops when the copy is there"
+        waited.assert_called_once_with(torch.device("cpu"))
 
 
 def test_a_loader_that_fails_after_the_window_leaves_its_items_cost(
-    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    class Failing(TensorDataset):
-        fails = False
-
-        def __getitem__(self, index: int) -> tuple[Tensor, ...]:
-            if self.fails:
-                raise OSError("disk gone")
-            return tuple(tensor[index] for tensor in self.tensors)
-
-    data = Failing(torch.randn(512, 4), torch.randint(0, 2, (512,)))
-    scene = Scene(data)
-    data.fails = True
+    scene = Scene()
+    monkeypatch.setattr(TensorDataset, "__getitem__", Mock(side_effect=OSError("disk gone")))
     found = scene.after()
-    stages = ["loader_rate", "batches", "device_rate", "time_breakdown", "item_costs"]
-    assert [note.figures["stage"] for note in found.notes] == stages
+    stages = [note.figures["stage"] for note in found.notes]
+    assert stages == [EVERYTHING[0], "batches", *EVERYTHING[1:]]
     assert found.notes[0].figures["cause"] == "OSError: disk gone"
     assert found.samples_per_s == scene.measured.samples_per_s
     assert "OSError: disk gone" in capfd.readouterr().err, "the log has the traceback"
@@ -270,20 +240,16 @@ def test_a_loader_that_fails_after_the_window_leaves_its_items_cost(
 def test_what_hangs_after_the_window_ends_the_process_with_its_stack_in_the_log_and_its_time_in_the_report(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    ended, codes, place = Event(), list[int](), Place(TrialFolder(tmp_path), 0, 0)
-
-    def end(code: int) -> None:
-        codes.append(code)
-        ended.set()
-
-    monkeypatch.setattr(os, "_exit", end)
+    ended, place = Event(), Place(TrialFolder(tmp_path), 0, 0)
+    exit_now = Mock(side_effect=lambda _: ended.set())
+    monkeypatch.setattr(os, "_exit", exit_now)
     measured = Scene().measured
     place.keep(RankReport(result=TrialResult(outcome="ok", measurement=measured)))
     begun = perf_counter()
     with ended_when_stuck(0.2, place.report):
         assert ended.wait(30)
     spent_s = perf_counter() - begun
-    assert codes == [0], "the report that was kept stands"
+    exit_now.assert_called_once_with(0)
     assert "test_extra_steps.py" in capfd.readouterr().err
     kept = read_model(place.report, RankReport).result.measurement
     assert kept is not None
@@ -312,23 +278,18 @@ def test_curves_that_were_kept_are_a_report_of_their_own(tmp_path: Path) -> None
 
 
 def test_long_steps_are_given_longer_before_they_are_taken_to_hang() -> None:
-    measured = Scene().measured
-    block = Block(samples=16, batches=2, seconds=20.0, data_wait_s=0.0)
-    slow = measured.model_copy(
-        update={"window": measured.window.model_copy(update={"blocks": (block,)})}
-    )
-    config = TrainingConfig(micro_batch_size=8, grad_accum_steps=2)
-    assert longest_after_s(slow, config) == 60 + 70 * 2 * 10
+    config = TrainingConfig(grad_accum_steps=2)  # of batches of 0.1 s
+    measured = make_measurement(window=make_window())
+    assert longest_after_s(measured, config) == pytest.approx(60 + 70 * 2 * 0.1)
 
 
 def test_what_ends_in_time_ends_nothing_else(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    codes = list[int]()
-    monkeypatch.setattr(os, "_exit", codes.append)
+    monkeypatch.setattr(os, "_exit", exit_now := Mock())
     before = active_count()
     with ended_when_stuck(60.0, TrialFolder(tmp_path).report):
         pass
     while active_count() > before:
         pass
-    assert not codes
+    assert not exit_now.called

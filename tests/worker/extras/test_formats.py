@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from time import perf_counter, thread_time
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from PIL import ImageFile
@@ -36,37 +38,38 @@ from tests.worker.extras.format_datasets import (
 pytestmark = pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
 
 
-def found(dataset: Dataset[Any], scratch: Path, **settings: Any) -> dict[str, FormatCost]:
-    costs = measure_formats(DataLoader(dataset, **settings), 0.01, scratch, perf_counter() + 60)
+def found(dataset: Dataset[Any], folder: Path, **settings: Any) -> dict[str, FormatCost]:
+    loader = DataLoader(dataset, **settings)
+    costs = measure_formats(loader, 0.01, scratch_of(folder), perf_counter() + 60)
     return {cost.kind: cost for cost in costs}
+
+
+def scratch_of(folder: Path) -> Path:
+    scratch = folder.with_name("scratch")
+    scratch.mkdir(exist_ok=True)
+    return scratch
+
+
+def texts_in(folder: Path) -> Texts:
+    return Texts(write_texts(folder)[0])
 
 
 @pytest.fixture(autouse=True)
 def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Time what this thread computes, so that no neighbor on the machine decides what is found."""
-    for clock in (formats, formats):
-        monkeypatch.setattr(clock, "perf_counter", thread_time)
-
-
-@pytest.fixture
-def scratch(tmp_path: Path) -> Path:
-    folder = tmp_path / "scratch"
-    folder.mkdir()
-    return folder
+    """Time what this thread computes, so that no other process decides what is found."""
+    monkeypatch.setattr(formats, "perf_counter", thread_time)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
+    """Folder of the user's files."""
     folder = tmp_path / "users"
     folder.mkdir()
     return folder
 
 
-def test_text_that_is_parsed_costs_more_than_an_array_that_is_mapped(
-    folder: Path, scratch: Path
-) -> None:
-    texts, _ = write_texts(folder)
-    cost = found(Texts(texts), scratch, batch_size=4)["text"]
+def test_text_that_is_parsed_costs_more_than_an_array_that_is_mapped(folder: Path) -> None:
+    cost = found(texts_in(folder), folder, batch_size=4)["text"]
     assert cost.calls_per_item == 1
     assert cost.better_s < cost.now_s
     assert cost.saved_fraction == pytest.approx(
@@ -100,31 +103,34 @@ def _time_is_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_time_is_pixels")
 @pytest.mark.parametrize("kind", [Photos, PhotosInMemory])
 def test_photographs_that_are_made_small_are_decoded_faster_small(
-    kind: type[Files], folder: Path, scratch: Path
+    kind: type[Files], folder: Path
 ) -> None:
-    costs = found(kind(write_photos(folder)), scratch)
+    costs = found(kind(write_photos(folder)), folder)
     assert set(costs) == {"image_draft", "image_copy"}
     sizes = {"width": SIDE, "height": SIDE, "to_width": SMALL, "to_height": SMALL}
     assert all(cost.figures == sizes and cost.better_s < cost.now_s for cost in costs.values())
 
 
-def test_a_decoder_that_cannot_draft_is_not_told_to(folder: Path, scratch: Path) -> None:
-    assert set(found(Photos(write_photos(folder, "png")), scratch)) == {"image_copy"}
+def mixed(folder: Path) -> list[Path]:
+    return [*write_photos(folder)[:1], *write_photos(folder, "png")[1:]]
 
 
-def test_where_one_decoder_of_several_cannot_draft_none_is_told_to(
-    folder: Path, scratch: Path
+@pytest.mark.parametrize(
+    ("kind", "write", "expected"),
+    [
+        (Photos, partial(write_photos, kind="png"), {"image_copy"}),  # PNG cannot be drafted
+        (Photos, mixed, {"image_copy"}),
+        (PhotosOfAnySize, write_photos, {"image_draft"}),
+        (PhotosOfAnotherSize, write_photos, {"image_draft"}),
+        (Arrays, lambda folder: write_texts(folder)[1], set()),
+        (Drafted, write_photos, set()),
+        (Whole, write_photos, set()),
+    ],
+)
+def test_only_possible_better_ways_are_found(
+    kind: type[Files], write: Callable[[Path], list[Path]], expected: set[str], folder: Path
 ) -> None:
-    assert "image_draft" not in found(
-        Photos([*write_photos(folder)[:1], *write_photos(folder, "png")[1:]]), scratch
-    )
-
-
-@pytest.mark.parametrize("kind", [PhotosOfAnySize, PhotosOfAnotherSize])
-def test_no_copies_are_advised_where_sizes_are_drawn_at_random(
-    kind: type[Files], folder: Path, scratch: Path
-) -> None:
-    assert set(found(kind(write_photos(folder)), scratch)) == {"image_draft"}
+    assert set(found(kind(write(folder)), folder)) == expected
 
 
 class InBatches(Texts):
@@ -140,19 +146,15 @@ class InBatches(Texts):
         return [super(InBatches, self).__getitem__(index) for index in indices]
 
 
-def test_one_item_at_a_time_is_asked_of_a_dataset_that_makes_whole_batches(
-    folder: Path, scratch: Path
-) -> None:
+def test_one_item_at_a_time_is_asked_of_a_dataset_that_makes_whole_batches(folder: Path) -> None:
     dataset = InBatches(write_texts(folder)[0])
-    assert set(found(dataset, scratch, batch_size=32)) == {"text"}
+    assert set(found(dataset, folder, batch_size=32)) == {"text"}
     assert set(dataset.asked) == {1}
 
 
-def test_waiting_for_a_file_is_not_saved(
-    folder: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_for_a_file_is_not_saved(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes long the first time alone was waiting."""
-    timed = found(Texts(write_texts(folder)[0]), scratch)["text"]
+    timed = found(texts_in(folder), folder)["text"]
     end = Watch._end
 
     def waited(self: Watch, call: Call, *others: Any) -> None:
@@ -161,20 +163,16 @@ def test_waiting_for_a_file_is_not_saved(
         end(self, call, *others)
 
     monkeypatch.setattr(Watch, "_end", waited)
-    cold = found(Texts(write_texts(folder)[0]), scratch)["text"]
+    cold = found(texts_in(folder), folder)["text"]
     assert cold.now_s < 1.0
     assert cold.saved_fraction < 0.1 < timed.saved_fraction
 
 
-def test_text_of_an_open_file_is_timed_again_from_its_beginning(
-    folder: Path, scratch: Path
-) -> None:
-    assert set(found(TextsOfOpenFiles(write_texts(folder)[0]), scratch)) == {"text"}
+def test_text_of_an_open_file_is_timed_again_from_its_beginning(folder: Path) -> None:
+    assert set(found(TextsOfOpenFiles(write_texts(folder)[0]), folder)) == {"text"}
 
 
-def test_no_kind_is_begun_after_the_deadline(
-    folder: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_kind_is_begun_after_the_deadline(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ends_at, begun = perf_counter() + 60, list[str]()
 
     def last(*_: object) -> list[FormatCost]:
@@ -184,13 +182,13 @@ def test_no_kind_is_begun_after_the_deadline(
 
     monkeypatch.setattr(formats, "_texts", last)
     monkeypatch.setattr(formats, "_images", lambda *_: begun.append("images"))
-    measure_formats(DataLoader(Texts(write_texts(folder)[0])), 0.01, scratch, ends_at)
+    measure_formats(DataLoader(texts_in(folder)), 0.01, scratch_of(folder), ends_at)
     assert begun == ["texts"]
 
 
 def test_arrays_are_kept_within_a_limit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(formats, "_MOST_BYTES", 60_000)  # an array has 25,600
-    dataset = Texts(write_texts(folder)[0])
+    dataset = texts_in(folder)
     with watched() as watch:
         assert watch is not None
         for index in range(4):
@@ -199,31 +197,19 @@ def test_arrays_are_kept_within_a_limit(folder: Path, monkeypatch: pytest.Monkey
     assert [call.array is not None for call in watch.calls] == [True, True, False, False]
 
 
-@pytest.mark.parametrize(
-    ("kind", "files"),
-    [
-        (Arrays, lambda folder: write_texts(folder)[1]),
-        (Drafted, write_photos),
-        (Whole, write_photos),
-    ],
-)
-def test_what_is_read_well_gets_no_figure(
-    kind: type[Files], files: Callable[[Path], list[Path]], folder: Path, scratch: Path
-) -> None:
-    assert found(kind(files(folder)), scratch) == {}
-
-
 @pytest.mark.parametrize("kind", [Texts, Photos])
 def test_the_users_files_stay_as_they_are_and_nothing_is_left_in_the_scratch(
-    kind: type[Files], folder: Path, scratch: Path
+    kind: type[Files], folder: Path
 ) -> None:
     files = write_texts(folder)[0] if kind is Texts else write_photos(folder)
-    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.iterdir()}
-    assert found(kind(files), scratch)
-    assert {
-        path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.iterdir()
-    } == before
-    assert list(scratch.iterdir()) == []
+
+    def state() -> dict[Path, tuple[bytes, int]]:
+        return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.iterdir()}
+
+    before = state()
+    assert found(kind(files), folder)
+    assert state() == before
+    assert list(scratch_of(folder).iterdir()) == []
     assert sys.getprofile() is None
 
 
@@ -240,31 +226,28 @@ class Failing(Texts):
 
 
 def test_an_item_that_raises_ends_the_looking_and_is_logged(
-    folder: Path, scratch: Path, caplog: pytest.LogCaptureFixture
+    folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.DEBUG, "autotune.worker.extras.formats"):
-        assert found(Failing(write_texts(folder)[0]), scratch) == {}
+        assert found(Failing(write_texts(folder)[0]), folder) == {}
     assert [record.exc_info is not None for record in caplog.records] == [True]
     assert sys.getprofile() is None
 
 
 def test_a_format_that_cannot_be_timed_gets_no_figure(
-    folder: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*_: object) -> Any:
-        raise OSError("no room")
-
-    texts, photos = write_texts(folder)[0], write_photos(folder)
+    broken = Mock(side_effect=OSError("no room"))
     monkeypatch.setattr(formats, "_small_copy", broken)
     monkeypatch.setattr(formats, "_mapped_s", broken)
-    assert found(Photos(photos), scratch) == {}
-    assert found(Texts(texts), scratch) == {}
+    assert found(Photos(write_photos(folder)), folder) == {}
+    assert found(texts_in(folder), folder) == {}
 
 
-def test_slow_items_and_a_deadline_that_is_near_are_left_alone(folder: Path, scratch: Path) -> None:
+def test_slow_items_and_a_deadline_that_is_near_are_left_alone(folder: Path) -> None:
     loader = DataLoader(Failing(write_texts(folder)[0]))
-    assert measure_formats(loader, 5.0, scratch, perf_counter() + 60) == ()
-    assert measure_formats(loader, 0.01, scratch, 0.0) == ()
+    assert measure_formats(loader, 5.0, folder, perf_counter() + 60) == ()
+    assert measure_formats(loader, 0.01, folder, 0.0) == ()
     assert loader.dataset.made == 0  # type: ignore[attr-defined] # nothing was made
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from math import inf
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,10 +22,12 @@ from autotune.note import Note
 from autotune.records.breakdown import LoaderCosts
 from autotune.records.ceilings import Ceiling
 from autotune.worker.extras import item_costs
-from autotune.worker.extras.item_costs import draws_of, measure_items, with_batch_rates
+from autotune.worker.extras.item_costs import item_fetchers, measure_items, with_batch_rates
 from autotune.worker.loader import build_loader
+from tests.factories import make_loader_costs
 
 LEAST_S = item_costs._LEAST_S
+CONFIG = TrainingConfig(micro_batch_size=8)
 
 
 @pytest.fixture(autouse=True)
@@ -33,10 +37,11 @@ def _no_longer_than_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Recorder(Dataset[Tensor]):
-    """Notes which items were asked for, and with how many threads of torch's."""
+    """Notes which items were asked for, and with how many threads of torch's; calls a function for each."""
 
-    def __init__(self, length: int = 1000) -> None:
+    def __init__(self, length: int = 1000, work: Callable[[int], object] | None = None) -> None:
         self.length, self.asked, self.threads = length, list[int](), set[int]()
+        self.work = work or (lambda number: None)
 
     def __len__(self) -> int:
         return self.length
@@ -44,6 +49,7 @@ class Recorder(Dataset[Tensor]):
     def __getitem__(self, index: int) -> Tensor:
         self.asked.append(index)
         self.threads.add(torch.get_num_threads())
+        self.work(len(self.asked))
         return torch.zeros(4)
 
 
@@ -68,47 +74,41 @@ class Stream(IterableDataset[Tensor]):
         return iter(torch.zeros(self.length, 4))
 
 
-class Pausing(Recorder):
-    """Waits at each so-manieth item."""
-
-    def __getitem__(self, index: int) -> Tensor:
-        item = super().__getitem__(index)
-        if len(self.asked) % 400 == 0:
-            time.sleep(0.02)
-        return item
+def pause(number: int) -> None:
+    """Wait at some of the items."""
+    if number % 400 == 0:
+        time.sleep(0.02)
 
 
-class Forking(Recorder):
-    """Has a process of its own work for each item."""
-
-    def __getitem__(self, index: int) -> Tensor:
-        pid = os.fork()
-        if pid == 0:
-            for _ in range(20_000):
-                pass
-            os._exit(0)
-        os.waitpid(pid, 0)
-        return super().__getitem__(index)
+def fork(_: int) -> None:
+    """Have a process of its own work for each item."""
+    pid = os.fork()
+    if pid == 0:
+        for _ in range(20_000):
+            pass
+        os._exit(0)
+    os.waitpid(pid, 0)
 
 
-TOLD: list[Note] = []
-"""What the last `costs_of` has remarked."""
+def loader_of(
+    dataset: Any, config: TrainingConfig = CONFIG, parts: dict[str, Any] | None = None
+) -> DataLoader[Any]:
+    workload = Workload(model=None, dataset=dataset, **(parts or {}))
+    loader = build_loader(workload, dataset, config, Path("/nowhere"))
+    assert isinstance(loader, DataLoader)
+    return loader
 
 
 def costs_of(
     dataset: Any,
     parts: Any = None,
     to_device: Callable[[Any], object] | None = None,
+    note: Any = None,
     **settings: Any,
 ) -> LoaderCosts:
-    workload = Workload(model=None, dataset=dataset, **(parts or {}))
-    config = TrainingConfig(**({"micro_batch_size": 8} | settings))
-    notes: list[Note] = []
-    loader = build_loader(workload, dataset, config, Path("/nowhere"))
-    assert isinstance(loader, DataLoader)
-    costs = measure_items(loader, config, note=notes.append, to_device=to_device)
-    TOLD[:] = notes
-    return costs
+    config = CONFIG.model_copy(update=settings)
+    loader = loader_of(dataset, config, parts)
+    return measure_items(loader, config, note=note or Mock(), to_device=to_device)
 
 
 @pytest.fixture
@@ -138,6 +138,7 @@ def test_quantiles_are_in_order_and_sizes_are_those_in_the_batch() -> None:
     assert costs.disk_bytes_per_item >= 0
     assert costs.transfer_s is None, "without workers"
     assert costs.pin_s is None, "not asked for"
+    assert (costs.copy_s, costs.pinned_copy_s) == (None, None), "without an accelerator"
 
 
 @pytest.mark.parametrize(
@@ -196,7 +197,7 @@ def test_cheap_items_are_timed_until_rare_pauses_are_among_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(item_costs, "_LEAST_S", LEAST_S)
-    costs = costs_of(Pausing())
+    costs = costs_of(Recorder(work=pause))
     assert costs.items > 256
     assert costs.item_slowest_s >= 0.02
     assert costs.slow_tail_fraction > 0.4
@@ -208,25 +209,18 @@ def test_cheapest_items_end_at_a_number_and_only_a_batch_is_kept(
     monkeypatch.setattr(item_costs, "_LEAST_S", 10.0)
     monkeypatch.setattr(item_costs, "_MOST_ITEMS", 700)
     assert costs_of(Recorder()).items == 700
-    loader = build_loader(
-        Workload(model=None, dataset=Batched()), Batched(), TrainingConfig(), Path("/nowhere")
-    )
-    assert isinstance(loader, DataLoader)
-    assert len(item_costs.time_items(draws_of(loader), 3, float("inf")).kept) <= 32
+    fetchers = item_fetchers(loader_of(Batched(), TrainingConfig()))
+    assert len(item_costs.time_items(fetchers, 3, inf).kept) <= 32
 
 
 def test_near_the_deadline_one_item_is_enough() -> None:
-    dataset = Recorder()
-    config = TrainingConfig(micro_batch_size=8)
-    loader = build_loader(Workload(model=None, dataset=dataset), dataset, config, Path("/nowhere"))
-    assert isinstance(loader, DataLoader)
-    assert measure_items(loader, config, note=TOLD.append, ends_at=0.0).items == 1
+    assert measure_items(loader_of(Recorder()), CONFIG, note=Mock(), ends_at=0.0).items == 1
 
 
 def test_work_in_child_processes_is_cpu_time_of_the_item(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(item_costs, "_MOST_ITEMS", 3)
     begun_s = item_costs._children_cpu_s()
-    costs = costs_of(Forking())
+    costs = costs_of(Recorder(work=fork))
     assert costs.item_cpu_s * 3 >= (item_costs._children_cpu_s() - begun_s) / 2
 
 
@@ -235,146 +229,106 @@ def test_batches_are_told_per_worker_and_core_of_which_ranks_have_a_share(
     ranks: int, batches: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(item_costs, "usable_cores", lambda: 5)
-    monkeypatch.setattr(item_costs, "_transfer_s", lambda *_: 0.25)
     ceiling = Ceiling(samples_per_s=80.0, samples=80, seconds=1.0, batches=10)
-    costs = costs_of(Recorder(), num_workers=2)
-    told = with_batch_rates(costs, ceiling, TrainingConfig(num_workers=2), ranks)
-    assert (told.batches_per_worker_per_s, told.batches_per_core_per_s) == (5, batches)
-    assert told.transfer_s == 0.25
-    assert (costs.batches_per_worker_per_s, costs.batches_per_core_per_s) == (None, None), (
-        "where no rate is known"
-    )
+    costs = make_loader_costs(transfer_s=0.25)
+    found = with_batch_rates(costs, ceiling, TrainingConfig(num_workers=2), ranks)
+    assert (found.batches_per_worker_per_s, found.batches_per_core_per_s) == (5, batches)
+    assert found.transfer_s == 0.25
 
 
-def test_a_batch_that_can_not_be_sent_leaves_the_other_costs(
+def failed(note: Mock) -> list[Note]:
+    return [call.args[0] for call in note.call_args_list]
+
+
+def test_a_batch_that_cannot_be_sent_leaves_the_other_costs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fail(*_: object) -> float:
-        raise OSError("no shared memory")
-
+    fail, note = Mock(side_effect=OSError("no shared memory")), Mock()
     monkeypatch.setattr(item_costs, "_transfer_s", fail)
     monkeypatch.setattr(item_costs, "pinned", fail)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    costs = costs_of(Recorder(), num_workers=1, pin_memory=True)
+    costs = costs_of(Recorder(), note=note, num_workers=1, pin_memory=True)
     assert (costs.items, costs.transfer_s, costs.pin_s) == (256, None, None)
     cause = "OSError: no shared memory"
-    assert [extra_failed(stage=stage, cause=cause) for stage in ("transfer", "pinning")] == TOLD
+    assert failed(note) == [extra_failed(stage, cause) for stage in ("transfer", "pinning")]
 
 
 def test_a_collate_fn_that_works_once_gives_its_one_figure() -> None:
-    calls: list[int] = []
-
-    def collate(items: list[Tensor]) -> Tensor:
-        calls.append(1)
-        if len(calls) > 1:
-            raise ValueError("used up")
-        return torch.stack(items)
-
-    costs = costs_of(Recorder(), parts={"collate_fn": collate})
+    note = Mock()
+    collate = Mock(side_effect=[torch.zeros(8, 4), ValueError("used up")])
+    costs = costs_of(Recorder(), {"collate_fn": collate}, note=note)
     assert (costs.items, costs.item_bytes, costs.collate_s > 0) == (256, 16, True)
-    assert [extra_failed(stage="collate_again", cause="ValueError: used up")] == TOLD
+    assert failed(note) == [extra_failed("collate_again", "ValueError: used up")]
 
 
 def test_a_batch_is_sent_through_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(item_costs, "_TRANSFER_S", 0.02)
     costs = costs_of(TensorDataset(torch.zeros(100, 4), torch.zeros(100)), num_workers=1)
-    assert costs.transfer_s is not None
-    assert costs.transfer_s >= 0
-
-
-class SilentFeed:
-    """Starts no worker."""
-
-    ended = 0
-
-    def __init__(self, loader: Any) -> None:
-        assert loader.num_workers == 1
-
-    def start(self) -> None:
-        pass
-
-    def stop(self) -> None:
-        SilentFeed.ended += 1
+    assert (costs.transfer_s or 0) >= 0
 
 
 @pytest.mark.parametrize(("collate_s", "transfer_s"), [(0.04, 0.06), (0.2, 0.0)])
 def test_a_batchs_way_is_what_it_takes_less_collating(
     collate_s: float, transfer_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[TrainingConfig] = []
-
-    def loader_alone(_: Any, config: TrainingConfig, **__: Any) -> Ceiling:
-        asked.append(config)
-        return Ceiling(samples_per_s=80.0, samples=80, seconds=1.0, batches=10)
-
-    monkeypatch.setattr(item_costs, "Feed", SilentFeed)
-    monkeypatch.setattr(item_costs, "loader_alone", loader_alone)
+    ceiling = Ceiling(samples_per_s=80.0, samples=80, seconds=1.0, batches=10)
+    feed, alone = Mock(), Mock(return_value=ceiling)
+    monkeypatch.setattr(item_costs, "Feed", feed)
+    monkeypatch.setattr(item_costs, "loader_alone", alone)
     monkeypatch.setattr(item_costs, "_mean_s", lambda _: collate_s)
-    before = SilentFeed.ended
     costs = costs_of(Recorder(), num_workers=2, prefetch_factor=4)
     assert costs.collate_s == collate_s
     assert costs.transfer_s == pytest.approx(transfer_s)
-    assert [(config.num_workers, config.prefetch_factor) for config in asked] == [(1, None)]
-    assert SilentFeed.ended == before + 1
+    assert feed.call_args.args[0].num_workers == 1
+    _, config = alone.call_args.args
+    assert (config.num_workers, config.prefetch_factor) == (1, None)
+    feed.return_value.stop.assert_called_once_with()
 
 
 @pytest.fixture
-def pinned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The batches that were pinned, on a machine that seems to have an accelerator."""
-    batches: list[Any] = []
-
-    def pin(batch: Any) -> Any:
-        batches.append(batch)
-        return ("pinned", batch)
-
+def pinned(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """Stand in for pinning, on a machine that seems to have an accelerator."""
+    pin = Mock(side_effect=lambda batch: ("pinned", batch))
     monkeypatch.setattr(item_costs, "pinned", pin)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    return batches
+    return pin
 
 
-def test_pinning_is_timed_after_a_first_one(pinned: list[Any]) -> None:
+def test_pinning_is_timed_after_a_first_one(pinned: Mock) -> None:
     costs = costs_of(Recorder(), pin_memory=True)
-    assert costs.pin_s is not None
-    assert costs.pin_s > 0
-    assert len(pinned) == 1 + item_costs._REPEATS
-    assert {tuple(batch.shape) for batch in pinned} == {(8, 4)}
+    assert (costs.pin_s or 0) > 0
+    assert pinned.call_count == 1 + item_costs._REPEATS
+    assert {call.args[0].shape for call in pinned.call_args_list} == {(8, 4)}
 
 
 def test_nothing_is_pinned_where_nothing_comes_of_it(
-    pinned: list[Any], monkeypatch: pytest.MonkeyPatch
+    pinned: Mock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert costs_of(Recorder(), pin_memory=False).pin_s is None
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     assert costs_of(Recorder(), pin_memory=True).pin_s is None
-    assert pinned == []
+    assert not pinned.called
 
 
-def test_copies_to_a_device_are_timed_from_both_kinds_of_memory(pinned: list[Any]) -> None:
+def test_copies_to_a_device_are_timed_from_both_kinds_of_memory(pinned: Mock) -> None:
     copied: list[Any] = []
     costs = costs_of(Recorder(), to_device=copied.append)
-    assert costs.copy_s is not None
-    assert costs.pinned_copy_s is not None
+    assert None not in (costs.copy_s, costs.pinned_copy_s)
     assert [isinstance(batch, tuple) for batch in copied] == [False] * 4 + [True] * 4, (
         "the first of each is not timed"
     )
-    assert len(pinned) == 1, "pinned once, outside the clock"
+    assert pinned.call_count == 1, "outside the clock"
     assert costs.pin_s is None, "the trial itself does not pin"
 
 
-def test_a_copy_that_fails_leaves_the_other_costs(pinned: list[Any]) -> None:
+def test_a_copy_that_fails_leaves_the_other_costs(pinned: Mock) -> None:
     def to_device(batch: Any) -> None:
         if batch[0] == "pinned":
             raise RuntimeError("nothing left")
 
-    costs = costs_of(Recorder(), to_device=to_device)
+    costs = costs_of(Recorder(), to_device=to_device, note=(note := Mock()))
     assert (costs.items, costs.copy_s is not None, costs.pinned_copy_s) == (256, True, None)
-    assert [extra_failed(stage="pinned_copy", cause="RuntimeError: nothing left")] == TOLD
-    assert pinned
-
-
-def test_without_an_accelerator_nothing_is_copied() -> None:
-    costs = costs_of(Recorder())
-    assert (costs.copy_s, costs.pinned_copy_s) == (None, None)
+    assert failed(note) == [extra_failed("pinned_copy", "RuntimeError: nothing left")]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from autotune.config.training_config import TrainingConfig
 from autotune.records.measurement import Lengths, Tokens
 from autotune.worker.device import open_device
 from autotune.worker.extras import lengths as timed
-from autotune.worker.extras.lengths import LengthLimits, length_of_item, measure_lengths
+from autotune.worker.extras.lengths import length_of_item, measure_lengths
 from autotune.worker.feed import Feed
 from autotune.worker.loader import build_loader
 from autotune.worker.step import open_trainer
@@ -29,7 +29,6 @@ from tests.factories.lengths import (
     ByLength,
     Sequences,
     Tagger,
-    padded_rows,
     rows_with_mask,
     tagging_step,
 )
@@ -52,34 +51,41 @@ def real_clock() -> None:
 VARIED = [(4, 8, 16, 64)[number % 4] for number in range(400)]
 
 
-def built(
-    workload: Workload, dataset: Any, config: TrainingConfig, folder: Path
-) -> DataLoader[Any]:
-    loader = build_loader(workload, dataset, config, folder)
-    assert isinstance(loader, DataLoader)
-    return loader
-
-
 def found(
-    folder: Path,
     lengths: Any = VARIED,
     *,
     is_trained: bool = True,
     config: TrainingConfig | None = None,
     padded: Sequence[int] = (16, 64, 64),
+    padding: float | None = 0.6,
+    ends_at: float = inf,
     **parts: Any,
 ) -> Lengths | None:
-    config = config or TrainingConfig(micro_batch_size=8)
+    """Return what is measured with a configuration, from a loader of batches of eight."""
+    own = TrainingConfig(micro_batch_size=8)
     dataset = Sequences(lengths) if isinstance(lengths, list) else lengths
     known: dict[str, Any] = {"collate_fn": rows_with_mask, "step": tagging_step}
     workload = Workload(model=None, dataset=None, **(known | parts))
-    loader, device = built(workload, dataset, config, folder), open_device("cpu")
-    trainer = (
-        open_trainer(workload, Tagger(), next(iter(loader)), config, device) if is_trained else None
+    loader = build_loader(workload, dataset, own, Path("/nowhere"))
+    assert isinstance(loader, DataLoader)
+    trainer = None
+    if is_trained:
+        batch = Feed(loader).start().batch
+        trainer = open_trainer(workload, Tagger(), batch, own, open_device("cpu"))
+    tokens = Tokens(per_sample=60.0, batches=9, shortest=64, longest=64, padding=padding)
+    return measure_lengths(
+        loader, config or own, tokens, padded, trainer, seconds=0.002, ends_at=ends_at
     )
-    tokens = Tokens(per_sample=60.0, batches=9, shortest=64, longest=64, padding=0.6)
-    limits = LengthLimits(stretch_s=0.002, ends_at=inf)
-    return measure_lengths(loader, config, tokens, padded, trainer, limits)
+
+
+def mean_of(lengths: Lengths | None) -> float:
+    assert lengths is not None
+    return lengths.mean
+
+
+def timed_lengths(lengths: Lengths | None) -> set[int]:
+    assert lengths is not None
+    return {step.padded for step in lengths.steps}
 
 
 @pytest.mark.parametrize(
@@ -105,10 +111,10 @@ def test_the_length_is_that_of_the_first_row_of_whole_numbers(
     assert length_of_item(item) == length
 
 
-def test_batches_of_several_lengths_are_timed(tmp_path: Path) -> None:
-    lengths = found(tmp_path)
+def test_batches_of_several_lengths_are_timed() -> None:
+    lengths = found()
     assert lengths is not None
-    assert (lengths.items, lengths.longest, lengths.batch_samples) == (400, 64, 8)
+    assert (lengths.items, lengths.longest) == (400, 64)
     assert lengths.mean == pytest.approx(23)
     assert {step.padded for step in lengths.steps} == {4, 8, 16, 64}
     assert all(step.longest == step.padded and step.seconds > 0 for step in lengths.steps)
@@ -118,31 +124,21 @@ def test_batches_of_several_lengths_are_timed(tmp_path: Path) -> None:
     assert lengths.packed.row_tokens == 64
 
 
-@pytest.mark.parametrize("lengths", [[16] * 400, [4, 8] * 10, [(1.0, 2.0)] * 400])
-def test_nothing_is_told_of_equal_or_few_or_no_lengths(lengths: Any, tmp_path: Path) -> None:
-    if isinstance(lengths[0], tuple):
-        items = [torch.ones(3) for _ in lengths]
-        step = lambda model, batch: model(torch.ones(1, 1, dtype=torch.long)).mean()  # noqa: E731 - a step on no tokens
-        assert found(tmp_path, tuple(items), collate_fn=torch.stack, step=step) is None
-    else:
-        assert found(tmp_path, lengths) is None
+@pytest.mark.parametrize("lengths", [[16] * 400, [4, 8] * 10])
+def test_equal_or_few_lengths_give_nothing(lengths: Any) -> None:
+    assert found(lengths) is None
 
 
-def test_a_sampler_that_sorts_does_not_hide_the_other_lengths(tmp_path: Path) -> None:
-    class Sorted(ByLength):
-        def __iter__(self) -> Any:
-            return iter(self.batches)
-
-    lengths = found(tmp_path, batch_sampler=Sorted)
-    assert lengths is not None
-    assert lengths.mean == pytest.approx(23)
+def test_items_without_lengths_give_nothing() -> None:
+    items = (torch.ones(3),) * 400
+    assert found(items, is_trained=False, collate_fn=torch.stack) is None
 
 
-def test_items_are_those_that_a_sampler_leaves_in(tmp_path: Path) -> None:
-    long = [at for at, length in enumerate(VARIED) if length >= 16]
-    lengths = found(tmp_path, sampler=SubsetRandomSampler(long))
-    assert lengths is not None
-    assert lengths.mean == pytest.approx(40)
+class Sorted(ByLength):
+    """Batches in order of their lengths."""
+
+    def __iter__(self) -> Any:
+        return iter(self.batches)
 
 
 class WholeBatches(Sequences):
@@ -152,33 +148,40 @@ class WholeBatches(Sequences):
         return [self[index] for index in indices]
 
 
-def test_a_dataset_that_hands_out_batches_is_read_at_random_too(tmp_path: Path) -> None:
-    lengths = found(tmp_path, WholeBatches(VARIED), sampler=range(len(VARIED)))
-    assert lengths is not None
-    assert lengths.items == 400
-    assert lengths.mean == pytest.approx(23)
+LONG = [at for at, length in enumerate(VARIED) if length >= 16]
 
 
-def test_lengths_end_where_the_collate_function_cuts(tmp_path: Path) -> None:
-    lengths = found(
-        tmp_path,
-        collate_fn=lambda items: rows_with_mask([item[:8] for item in items]),
-        padded=[8, 8],
-    )
+@pytest.mark.parametrize(
+    ("lengths", "parts", "mean"),
+    [
+        (VARIED, {"batch_sampler": Sorted}, 23),  # sorting hides no lengths
+        (VARIED, {"sampler": SubsetRandomSampler(LONG)}, 40),  # of those that are left in
+        (WholeBatches(VARIED), {"sampler": range(len(VARIED))}, 23),
+    ],
+)
+def test_items_are_read_at_random(lengths: Any, parts: dict[str, Any], mean: float) -> None:
+    assert mean_of(found(lengths, **parts)) == pytest.approx(mean)
+
+
+def test_lengths_end_where_the_collate_function_cuts() -> None:
+    def cut(items: list[Tensor]) -> dict[str, Tensor]:
+        return rows_with_mask([item[:8] for item in items])
+
+    lengths = found(collate_fn=cut, padded=[8, 8])
+    assert mean_of(lengths) == pytest.approx(7)
     assert lengths is not None
     assert lengths.longest == 8
-    assert lengths.mean == pytest.approx(7)
 
 
 @pytest.mark.usefixtures("real_clock")
-def test_steps_that_are_too_slow_are_given_up(tmp_path: Path) -> None:
+def test_steps_that_are_too_slow_are_given_up() -> None:
     def slow(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         seen.append(batch)
         time.sleep(0.1)
         return tagging_step(model, batch)
 
     seen: list[Any] = []
-    lengths = found(tmp_path, step=slow)
+    lengths = found(step=slow)
     assert lengths is not None
     assert lengths.steps == ()
     assert len(seen) < 4
@@ -191,45 +194,25 @@ class Stream(IterableDataset[Tensor]):
         return iter(Sequences(VARIED))
 
 
-def test_a_stream_whose_batches_are_counted_is_collated_without_its_count(tmp_path: Path) -> None:
-    config = TrainingConfig(micro_batch_size=8)
-    workload = Workload(
-        model=None, dataset=None, collate_fn=rows_with_mask, step=tagging_step, drop_last=False
-    )
-    loader = built(workload, Stream(), config, tmp_path)
-    feed = Feed(loader)
-    trainer = open_trainer(workload, Tagger(), feed.start().batch, config, open_device("cpu"))
-    tokens = Tokens(per_sample=60.0, batches=9, shortest=64, longest=64)
-    lengths = measure_lengths(
-        loader, config, tokens, [64], trainer, LengthLimits(stretch_s=0.002, ends_at=inf)
-    )
-    assert lengths is not None
-    assert {step.padded for step in lengths.steps} == {4, 8, 16, 64}
+def test_a_stream_whose_batches_are_counted_is_collated_without_its_count() -> None:
+    assert timed_lengths(found(Stream(), drop_last=False)) == {4, 8, 16, 64}
 
 
-def test_texts_have_the_lengths_that_the_collate_function_gives_them(tmp_path: Path) -> None:
+def test_texts_have_the_lengths_that_the_collate_function_gives_them() -> None:
     def tokenised(texts: list[str]) -> dict[str, Tensor]:
         return rows_with_mask([torch.ones(len(text.split()), dtype=torch.long) for text in texts])
 
-    texts = tuple("word " * length for length in VARIED)
-    lengths = found(tmp_path, texts, collate_fn=tokenised)
-    assert lengths is not None
-    assert lengths.mean == pytest.approx(23)
-    assert {step.padded for step in lengths.steps} == {4, 8, 16, 64}
+    lengths = found(tuple("word " * length for length in VARIED), collate_fn=tokenised)
+    assert mean_of(lengths) == pytest.approx(23)
+    assert timed_lengths(lengths) == {4, 8, 16, 64}
 
 
 @pytest.mark.parametrize("changes", [{"max_tokens": 512}, {"compile": True}])
 def test_batches_that_another_length_would_change_otherwise_are_not_timed(
-    changes: dict[str, Any], tmp_path: Path
+    changes: dict[str, Any],
 ) -> None:
-    own = TrainingConfig.model_validate({"micro_batch_size": 8} | changes)
-    config = TrainingConfig(micro_batch_size=8)
-    workload = Workload(model=None, dataset=None, collate_fn=padded_rows, step=tagging_step)
-    loader = built(workload, Sequences(VARIED), config, tmp_path)
-    trainer = open_trainer(workload, Tagger(), next(iter(loader)), config, open_device("cpu"))
-    tokens = Tokens(per_sample=60.0, batches=9, shortest=64, longest=64)
-    limits = LengthLimits(stretch_s=0.002, ends_at=inf)
-    lengths = measure_lengths(loader, own, tokens, [64], trainer, limits)
+    config = TrainingConfig.model_validate({"micro_batch_size": 8} | changes)
+    lengths = found(config=config, padding=None)
     assert lengths is not None
     assert lengths.steps == ()
     assert lengths.buckets.device_time is None
@@ -237,34 +220,16 @@ def test_batches_that_another_length_would_change_otherwise_are_not_timed(
 
 
 @pytest.mark.usefixtures("real_clock")
-def test_near_the_deadline_nothing_is_timed(tmp_path: Path) -> None:
-    config = TrainingConfig(micro_batch_size=8)
-    loader = built(
-        Workload(model=None, dataset=None, collate_fn=padded_rows),
-        Sequences(VARIED),
-        config,
-        tmp_path,
-    )
-    tokens = Tokens(per_sample=60.0, batches=9, shortest=64, longest=64)
-    assert (
-        measure_lengths(
-            loader,
-            config,
-            tokens,
-            [64],
-            None,
-            LengthLimits(stretch_s=0.002, ends_at=perf_counter() - 1.0),
-        )
-        is None
-    )
+def test_near_the_deadline_nothing_is_timed() -> None:
+    assert found(is_trained=False, ends_at=perf_counter() - 1.0) is None
 
 
-def test_the_step_is_the_users_own(tmp_path: Path) -> None:
+def test_the_step_is_the_users_own() -> None:
     seen: list[int] = []
 
     def step(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         seen.append(batch["input_ids"].shape[1])
         return tagging_step(model, batch)
 
-    assert found(tmp_path, step=step) is not None
+    assert found(step=step) is not None
     assert set(seen) == {4, 8, 16, 64}

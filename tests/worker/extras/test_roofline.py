@@ -12,19 +12,14 @@ from torch.nn import functional
 
 from autotune.config.plan import Workload
 from autotune.config.training_config import TrainingConfig
+from autotune.records.result import Roofline
 from autotune.worker.build import build_model
 from autotune.worker.device import Device, open_device
 from autotune.worker.extras import roofline
 from autotune.worker.extras.roofline import BytesMode, trace_roofline
-from autotune.worker.step import infer_step, make_trainer
+from autotune.worker.step import open_trainer
 
 SOME = torch.tensor([3, 5])
-
-
-@pytest.fixture
-def cpu() -> Device:
-    """The processor."""
-    return open_device("cpu")
 
 
 @pytest.fixture(autouse=True)
@@ -69,17 +64,17 @@ def test_an_expanded_tensor_is_as_large_as_its_memory() -> None:
     assert mode.moved_bytes <= 12  # zeros, and one number read and one written
 
 
-def traced_roofline(cpu: Device, **settings: Any) -> Any:
+def traced_roofline(**settings: Any) -> Roofline:
+    cpu = open_device("cpu")
     config = TrainingConfig(micro_batch_size=4, **settings)
-    model = build_model(Workload(model=nn.Linear(8, 2), dataset=None), config, cpu)
+    workload = Workload(model=nn.Linear(8, 2), dataset=None)
     batch = (torch.zeros(4, 8), torch.zeros(4, dtype=torch.long))
-    step = infer_step(Workload(model=model, dataset=None), batch)
-    trainer = make_trainer(model, torch.optim.SGD(model.parameters()), step, config, cpu)
-    return trace_roofline(trainer, batch, cpu)
+    trainer = open_trainer(workload, build_model(workload, config, cpu), batch, config, cpu)
+    return trace_roofline(trainer, batch)
 
 
-def test_a_roofline_counts_the_products_of_forward_and_backward(cpu: Device) -> None:
-    found = traced_roofline(cpu)
+def test_a_roofline_counts_the_products_of_forward_and_backward() -> None:
+    found = traced_roofline()
     assert found.flops == 2 * (
         2 * 4 * 8 * 2
     )  # the outputs, and the weights' gradient; none for the inputs
@@ -87,8 +82,8 @@ def test_a_roofline_counts_the_products_of_forward_and_backward(cpu: Device) -> 
     assert min(found.peak_flops_per_s, found.peak_bytes_per_s) > 0
 
 
-def test_a_batch_bears_its_share_of_the_optimizers_step(cpu: Device) -> None:
-    once, shared = traced_roofline(cpu), traced_roofline(cpu, grad_accum_steps=64)
+def test_a_batch_bears_its_share_of_the_optimizers_step() -> None:
+    once, shared = traced_roofline(), traced_roofline(grad_accum_steps=64)
     assert shared.flops == once.flops
     weights = 18 * 4
     assert once.moved_bytes - 3 * weights < shared.moved_bytes < once.moved_bytes + 3 * weights
@@ -119,13 +114,13 @@ def test_float32_runs_in_tf32_where_convolutions_do_most(
 
 
 def test_the_peak_is_measured_in_tf32_where_that_is_what_runs_and_all_is_as_before(
-    cpu: Device, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def precisions() -> tuple[str, str]:
         backends: Any = torch.backends
         return backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision
 
-    def peak(*_: object) -> float:
+    def peak(_: object) -> float:
         seen.append(precisions())
         return 1.0
 
@@ -133,13 +128,13 @@ def test_the_peak_is_measured_in_tf32_where_that_is_what_runs_and_all_is_as_befo
     before = precisions()
     monkeypatch.setattr(roofline, "_runs_in_tf32", lambda *_: True)
     monkeypatch.setattr(roofline, "_peak_flops_per_s", peak)
-    traced_roofline(cpu)
+    traced_roofline()
     assert seen == [("tf32", "tf32")]
     assert precisions() == before
 
 
 def test_a_peak_is_of_values_that_cost_the_power_of_training(
-    cpu: Device, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def repeats(work: Any, _: Device) -> float:
         work()
@@ -154,7 +149,7 @@ def test_a_peak_is_of_values_that_cost_the_power_of_training(
 
     held: list[list[Tensor]] = []
     monkeypatch.setattr(roofline, "_repeats_per_s", repeats)
-    found = traced_roofline(cpu)
+    found = traced_roofline()
     product, copy = held
     for values in product:
         assert values.shape == (64, 64)
@@ -165,8 +160,8 @@ def test_a_peak_is_of_values_that_cost_the_power_of_training(
 
 
 def test_the_bytes_that_are_drawn_are_repeated_up_to_what_is_copied(
-    cpu: Device, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(roofline, "_DRAWN_BYTES", 1000)
     monkeypatch.setattr(roofline, "_repeats_per_s", lambda *_: 1.0)
-    assert roofline._peak_bytes_per_s(cpu) == 2 * (2**16 // 1000) * 1000
+    assert roofline._peak_bytes_per_s(open_device("cpu")) == 2 * (2**16 // 1000) * 1000

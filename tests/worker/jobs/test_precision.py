@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 from autotune.apply.precision import tf32_products
 from autotune.apply.prepare import is_fused
@@ -24,9 +25,6 @@ from autotune.worker.device import Device, open_device
 from autotune.worker.jobs import precision as guard
 from autotune.worker.jobs.precision import References, compare_to_float32, gradient_cosine
 from tests.factories import make_process
-
-FAR = float("inf")
-Compare = Callable[..., PrecisionFigures]
 
 
 class Layered(nn.Module):
@@ -55,74 +53,66 @@ def pairs() -> TensorDataset:
     return TensorDataset(inputs, (inputs.sum(1) > 0).long())
 
 
-@pytest.fixture
-def compare(tmp_path: Path) -> Compare:
-    """The guard's figures for a model in bfloat16 unless a setting says otherwise, in this process."""
-
-    def run(
-        model: Any,
-        *,
-        ends_at: float = FAR,
-        deadline_s: float = 60.0,
-        is_short_search: bool = False,
-        parts: dict[str, Any] | None = None,
-        references: References | None = None,
-        **changes: Any,
-    ) -> PrecisionFigures:
-        settings = {"amp_dtype": "bfloat16", "micro_batch_size": 16, "lr": 0.1} | changes
-        job = PrecisionJob(
-            process=make_process(tmp_path),
-            payload=tmp_path,
-            config=TrainingConfig(**settings),
-            is_short_search=is_short_search,
-        )
-        workload = Workload(**({"model": model, "dataset": pairs()} | (parts or {})))
-        return compare_to_float32(workload, job, open_device("cpu"), tmp_path, ends_at, references)
-
-    return run
+def compare(
+    model: Any = None,
+    *,
+    ends_at: float = inf,
+    is_short_search: bool = False,
+    parts: dict[str, Any] | None = None,
+    references: References | None = None,
+    **changes: Any,
+) -> PrecisionFigures:
+    """Return the guard's figures for a model, in bfloat16 unless a setting says otherwise."""
+    nowhere = Path("/nowhere")
+    settings = {"amp_dtype": "bfloat16", "micro_batch_size": 16, "lr": 0.1} | changes
+    job = PrecisionJob(
+        process=make_process(nowhere),
+        payload=nowhere,
+        config=TrainingConfig(**settings),
+        is_short_search=is_short_search,
+    )
+    model = model or Layered(nn.Identity())
+    workload = Workload(**({"model": model, "dataset": pairs()} | (parts or {})))
+    return compare_to_float32(workload, job, open_device("cpu"), nowhere, ends_at, references)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_a_healthy_model_passes(compare: Compare, dtype: str) -> None:
-    figures = compare(Layered(nn.Identity()), amp_dtype=dtype)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "tf32"])
+def test_a_healthy_model_passes(dtype: str) -> None:
+    before = torch.backends.cuda.matmul.fp32_precision
+    figures = compare(amp_dtype=dtype)
+    assert torch.backends.cuda.matmul.fp32_precision == before
     assert objection(figures) is None
     assert figures.steps == GUARD_STEPS
     assert figures.repeat_cosine == pytest.approx(1)
-    assert figures.gradient_cosine is not None
-    assert figures.gradient_cosine > 0.99
+    assert (figures.gradient_cosine or 0) > 0.99
 
 
-def test_activations_beyond_float16_are_seen_and_bfloat16_holds_them(compare: Compare) -> None:
+def test_activations_beyond_float16_are_seen_and_bfloat16_holds_them() -> None:
     against = objection(compare(Layered(beyond_float16), amp_dtype="float16"))
     assert against is not None
     assert against.code == "loss_not_finite"
     assert objection(compare(Layered(beyond_float16))) is None
 
 
-def test_digits_that_bfloat16_loses_are_seen(compare: Compare) -> None:
+def test_digits_that_bfloat16_loses_are_seen() -> None:
     figures = compare(Layered(cancelling))
     assert objection(figures) is not None
     assert all(isfinite(loss) for loss in figures.losses)
 
 
-def test_a_second_precision_is_compared_to_the_float32_runs_that_are_there(
-    compare: Compare,
-) -> None:
+def test_a_second_precision_is_compared_to_the_float32_runs_that_are_there() -> None:
     read: list[int] = []
 
-    class Read(Dataset[Any]):
-        def __len__(self) -> int:
-            return len(pairs())
-
+    class Read(TensorDataset):
         def __getitem__(self, index: int) -> Any:
             read.append(index)
-            return tuple(tensor[index] for tensor in pairs().tensors)
+            return super().__getitem__(index)  # type: ignore[no-untyped-call] # torch
 
     def model() -> nn.Module:
         torch.manual_seed(0)
         return Layered(nn.Identity())
 
-    parts, references = {"dataset": Read()}, References()
+    parts, references = {"dataset": Read(*pairs().tensors)}, References()
     first = compare(model, parts=parts, references=references)
     so_far = len(read)
     second = compare(model, amp_dtype="float16", parts=parts, references=references)
@@ -134,42 +124,39 @@ def test_a_second_precision_is_compared_to_the_float32_runs_that_are_there(
     assert len(references) == 2, "another batch has a reference of its own"
 
 
-def test_float32_compared_to_itself_is_equal_to_the_last_bit(compare: Compare) -> None:
-    figures = compare(Layered(nn.Identity()), amp_dtype="float32")
+def halving_step(model: nn.Module, batch: Any) -> Tensor:
+    """Change the batch in place."""
+    batch[0].mul_(0.5)
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+NORMED = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 2))
+
+
+@pytest.mark.parametrize(
+    ("model", "parts"),
+    [
+        (Layered(nn.Identity()), {}),
+        (Layered(nn.Dropout(0.5)), {}),
+        (NORMED, {"optimizer": lambda params, lr: torch.optim.SGD(params, lr, momentum=0.9)}),
+        (Layered(nn.Identity()), {"step": halving_step}),
+    ],
+    ids=["plain", "dropout", "buffers", "batch changed in place"],
+)
+def test_float32_equals_itself_to_the_last_bit(model: nn.Module, parts: dict[str, Any]) -> None:
+    figures = compare(model, amp_dtype="float32", parts=parts)
     assert figures.losses == figures.reference_losses
     assert figures.loss_deviation == 0
 
 
-def test_dropout_draws_the_same_on_both_sides_and_the_repeat_tells_that_it_draws(
-    compare: Compare,
-) -> None:
-    figures = compare(Layered(nn.Dropout(0.5)), amp_dtype="float32")
-    assert figures.losses == figures.reference_losses
-    assert figures.repeat_cosine is not None
-    assert figures.repeat_cosine < 0.99
+def test_the_repeat_shows_a_model_that_draws() -> None:
+    figures = compare(Layered(nn.Dropout(0.5)))
+    assert (figures.repeat_cosine or 0) < 0.99
     assert figures.repeat_deviation > 0
 
 
-def test_buffers_and_the_optimizers_state_begin_anew(compare: Compare) -> None:
-    model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 2))
-    parts = {"optimizer": lambda params, lr: torch.optim.SGD(params, lr=lr, momentum=0.9)}
-    figures = compare(model, amp_dtype="float32", parts=parts)
-    assert figures.losses == figures.reference_losses
-
-
-def test_a_batch_that_the_step_changes_in_place_is_whole_for_the_next_run(compare: Compare) -> None:
-    def step(model: nn.Module, batch: Any) -> Tensor:
-        batch[0].mul_(0.5)
-        return nn.functional.cross_entropy(model(batch[0]), batch[1])
-
-    figures = compare(Layered(nn.Identity()), amp_dtype="float32", parts={"step": step})
-    assert figures.losses == figures.reference_losses
-
-
-def test_a_scale_that_is_too_high_at_first_is_found_and_its_batches_taken_again(
-    compare: Compare,
-) -> None:
-    figures = compare(Layered(nn.Identity()), amp_dtype="float16", parts={"loss": _steep})
+def test_a_scale_that_is_too_high_at_first_is_found_and_its_batches_taken_again() -> None:
+    figures = compare(amp_dtype="float16", parts={"loss": _steep})
     assert any(figures.skipped_steps)
     assert not any(figures.skipped_steps[-5:])
     assert figures.steps == GUARD_STEPS == figures.skipped_steps.count(False)
@@ -181,17 +168,25 @@ def _steep(outputs: Tensor, targets: Tensor) -> Tensor:
     return nn.functional.cross_entropy(outputs, targets) + (outputs * 4).mean() * 1e-3 * 2**10
 
 
-def test_gradients_that_never_are_finite_end_in_skipped_steps(compare: Compare) -> None:
-    class Infinite(torch.autograd.Function):
-        @staticmethod
-        def forward(context: Any, inputs: Tensor) -> Tensor:
-            context.is_half = inputs.dtype == torch.float16
-            return inputs.clone()
+class Infinite(torch.autograd.Function):
+    """Gives an infinite gradient in some of its passes in float16."""
 
-        @staticmethod
-        def backward(context: Any, gradient: Tensor) -> Tensor:
-            return gradient * (float("inf") if context.is_half else 1.0)
+    passes: range
+    done = 0
 
+    @staticmethod
+    def forward(context: Any, inputs: Tensor) -> Tensor:
+        context.is_half = inputs.dtype == torch.float16
+        return inputs.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Tensor:
+        Infinite.done += context.is_half
+        return gradient * (inf if context.is_half and Infinite.done in Infinite.passes else 1.0)
+
+
+def test_gradients_that_never_are_finite_end_in_skipped_steps() -> None:
+    Infinite.passes = range(10**6)
     figures = compare(Layered(Infinite.apply), amp_dtype="float16")
     assert figures.steps == 0
     assert all(figures.skipped_steps)
@@ -200,27 +195,11 @@ def test_gradients_that_never_are_finite_end_in_skipped_steps(compare: Compare) 
     assert (against.code, against.figures["last_skipped"]) == ("steps_skipped", 5)
 
 
-def test_a_step_that_is_skipped_after_a_good_one_leaves_the_first_gradient(
-    compare: Compare,
-) -> None:
-    class InfiniteOnce(torch.autograd.Function):
-        half_passes = 0
-
-        @staticmethod
-        def forward(context: Any, inputs: Tensor) -> Tensor:
-            context.is_half = inputs.dtype == torch.float16
-            return inputs.clone()
-
-        @staticmethod
-        def backward(context: Any, gradient: Tensor) -> Tensor:
-            InfiniteOnce.half_passes += context.is_half
-            is_tenth = context.is_half and InfiniteOnce.half_passes == 10
-            return gradient * (float("inf") if is_tenth else 1.0)
-
-    figures = compare(Layered(InfiniteOnce.apply), amp_dtype="float16")
+def test_a_step_skipped_later_leaves_the_first_gradient() -> None:
+    Infinite.passes = range(Infinite.done + 10, Infinite.done + 11)
+    figures = compare(Layered(Infinite.apply), amp_dtype="float16")
     assert figures.skipped_steps[9]
-    assert figures.gradient_cosine is not None
-    assert figures.gradient_cosine > 0.99
+    assert (figures.gradient_cosine or 0) > 0.99
     assert objection(figures) is None
 
 
@@ -233,66 +212,51 @@ def test_a_step_that_is_skipped_after_a_good_one_leaves_the_first_gradient(
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_a_batch_that_float32_has_no_memory_for_is_halved(
-    compare: Compare, error: Exception
-) -> None:
+def test_a_batch_that_float32_has_no_memory_for_is_halved(error: Exception) -> None:
     def step(model: nn.Module, batch: Any) -> Tensor:
         if len(batch[0]) > 4 and not torch.is_autocast_enabled("cpu"):
             raise error
         return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
-    figures = compare(Layered(nn.Identity()), parts={"step": step})
+    figures = compare(parts={"step": step})
     assert figures.micro_batch_size == 4
     assert figures.steps == GUARD_STEPS
 
 
-def test_no_memory_for_a_single_sample_is_told(compare: Compare) -> None:
-    def step(*_: Any) -> Tensor:
-        raise torch.OutOfMemoryError("as a device would")
-
+def test_no_memory_for_a_single_sample_is_told() -> None:
+    step = Mock(side_effect=torch.OutOfMemoryError("as a device would"))
     with pytest.raises(torch.OutOfMemoryError):
-        compare(Layered(nn.Identity()), parts={"step": step})
+        compare(parts={"step": step})
 
 
-def test_a_deadline_that_is_near_leaves_few_steps(compare: Compare) -> None:
-    figures = compare(Layered(nn.Identity()), ends_at=0.0)
+def test_a_deadline_that_is_near_leaves_few_steps() -> None:
+    figures = compare(ends_at=0.0)
     assert figures.steps == 1
     assert len(figures.losses) == len(figures.reference_losses) == 1
 
 
 def test_slow_steps_of_a_brief_comparison_are_fewer_but_as_many_as_are_judged(
-    compare: Compare, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(guard, "_BRIEF_S", 0.0)
-    assert compare(Layered(nn.Identity()), is_short_search=True).steps == MIN_STEPS
-    assert compare(Layered(nn.Identity())).steps == GUARD_STEPS
+    assert compare(is_short_search=True).steps == MIN_STEPS
+    assert compare().steps == GUARD_STEPS
 
 
-def test_few_batches_are_taken_in_turns_where_they_are_large(compare: Compare) -> None:
-    class Large(Dataset[Any]):
-        taken = 0
+def test_few_batches_are_taken_in_turn_if_they_are_large() -> None:
+    taken = list[int]()
 
-        def __len__(self) -> int:
-            return 512
-
-        def __getitem__(self, index: int) -> tuple[Tensor, int]:
-            Large.taken += 1
-            return torch.zeros(1).expand(8), index % 2
-
-    def collate(items: list[tuple[Tensor, int]]) -> Any:
+    def collate(items: list[tuple[Tensor, Tensor]]) -> Any:
+        taken.append(len(items))
         padding = torch.empty(100 * 2**20, dtype=torch.uint8)  # never touched
-        return Padded(
-            torch.stack([inputs for inputs, _ in items]),
-            torch.tensor([target for _, target in items]),
-            padding,
-        )
+        inputs, targets = zip(*items, strict=True)
+        return Padded(torch.stack(inputs), torch.stack(targets), padding)
 
     def step(model: nn.Module, batch: Any) -> Tensor:
         return nn.functional.cross_entropy(model(batch.inputs), batch.targets)
 
-    parts = {"dataset": Large(), "collate_fn": collate, "step": step}
-    assert compare(Layered(nn.Identity()), parts=parts).steps == GUARD_STEPS
-    assert Large.taken == 2 * 16
+    assert compare(parts={"collate_fn": collate, "step": step}).steps == GUARD_STEPS
+    assert taken == [16, 16]
 
 
 class Padded:
@@ -305,49 +269,39 @@ class Padded:
         raise TypeError("not this one")
 
 
-def test_tf32_is_undone_afterwards(compare: Compare) -> None:
-    before = torch.backends.cuda.matmul.fp32_precision
-    assert objection(compare(Layered(nn.Identity()), amp_dtype="tf32")) is None
-    assert torch.backends.cuda.matmul.fp32_precision == before
+def noting(seen: list[tuple[str, str]]) -> nn.Module:
+    """Return a model that writes down the precision of matrix products and convolutions."""
+    backends: Any = torch.backends
+
+    def note(hidden: Tensor) -> Tensor:
+        seen.append((backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision))
+        return hidden
+
+    return Layered(note)
 
 
-class Noting(Layered):
-    """Writes down the precision of matrix products and convolutions in each forward pass."""
-
-    def __init__(self, seen: list[tuple[str, str]]) -> None:
-        super().__init__(nn.Identity())
-        self.seen = seen
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        backends: Any = torch.backends
-        self.seen.append((backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision))
-        return super().forward(inputs)
-
-
-@pytest.mark.parametrize(("amp_dtype", "candidates"), [("tf32", "tf32"), ("bfloat16", "tf32")])
-def test_the_reference_is_exact_where_float32_may_run_in_tf32(
-    compare: Compare, amp_dtype: str, candidates: str
-) -> None:
+@pytest.mark.parametrize("amp_dtype", ["tf32", "bfloat16"])
+def test_the_reference_is_exact_where_float32_may_run_in_tf32(amp_dtype: str) -> None:
     """As in NVIDIA's containers; the candidate computes as its trial would."""
     seen: list[tuple[str, str]] = []
     with tf32_products():
-        figures = compare(Noting(seen), amp_dtype=amp_dtype)
+        figures = compare(noting(seen), amp_dtype=amp_dtype)
     exact = GUARD_STEPS + 5
     assert figures.steps == GUARD_STEPS
     assert set(seen[:exact]) == {("ieee", "tf32")}, "the reference and its repeat"
-    assert {matmul for matmul, _ in seen[exact:]} == {candidates}
+    assert {matmul for matmul, _ in seen[exact:]} == {"tf32"}
 
 
-def test_the_reference_leaves_convolutions_to_the_user(compare: Compare) -> None:
-    backends: Any = torch.backends
-    before = backends.cudnn.conv.fp32_precision
+def test_the_reference_leaves_convolutions_to_the_user() -> None:
+    convolutions: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined] # torch does not list it
+    before = convolutions.fp32_precision
     seen: list[tuple[str, str]] = []
     try:
-        backends.cudnn.conv.fp32_precision = "ieee"
-        compare(Noting(seen))
+        convolutions.fp32_precision = "ieee"
+        compare(noting(seen))
         assert {convolution for _, convolution in seen} == {"ieee"}
     finally:
-        backends.cudnn.conv.fp32_precision = before
+        convolutions.fp32_precision = before
 
 
 @pytest.mark.parametrize(
@@ -400,9 +354,7 @@ def test_a_gradient_that_is_not_there_is_zero() -> None:
 
 
 @pytest.mark.parametrize("amp_dtype", ["bfloat16", "float16"])
-def test_a_fused_candidate_is_compared_to_a_plain_reference(
-    compare: Compare, amp_dtype: str
-) -> None:
+def test_a_fused_candidate_is_compared_to_a_plain_reference(amp_dtype: str) -> None:
     steps = list[bool]()
 
     class Watched(torch.optim.Adam):
@@ -411,21 +363,13 @@ def test_a_fused_candidate_is_compared_to_a_plain_reference(
             super().zero_grad(set_to_none)
 
     optimizer = {"optimizer": lambda parameters, lr: Watched(parameters, lr, fused=True)}
-    figures = compare(Layered(nn.Identity()), amp_dtype=amp_dtype, fused=True, parts=optimizer)
+    figures = compare(amp_dtype=amp_dtype, fused=True, parts=optimizer)
     assert objection(figures) is None
     assert (steps[0], steps[-1]) == (False, True)
     assert steps == sorted(steps)
 
 
-def test_a_compiled_candidate_is_compiled_in_its_mode(
-    compare: Compare, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    modes = list[str]()
-
-    def note_down(model: nn.Module, *, mode: str) -> nn.Module:
-        modes.append(mode)
-        return model
-
-    monkeypatch.setattr(torch, "compile", note_down)
-    compare(Layered(nn.Identity()), amp_dtype="float32", compile=True, compile_mode="max-autotune")
-    assert modes == ["max-autotune"]
+def test_a_compiled_candidate_is_compiled_in_its_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", compiled := Mock(side_effect=lambda model, mode: model))
+    compare(amp_dtype="float32", compile=True, compile_mode="max-autotune")
+    assert compiled.call_args.kwargs == {"mode": "max-autotune"}

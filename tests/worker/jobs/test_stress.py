@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import cycle
 from math import inf
 from pathlib import Path
 from time import perf_counter
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -32,7 +33,6 @@ from autotune.records.trial import StressFigures
 from autotune.worker.device import open_device
 from autotune.worker.feed import Feed
 from autotune.worker.jobs import stress
-from autotune.worker.jobs import stress as sizing
 from autotune.worker.jobs.stress import LargestBatch, bytes_of, largest_batch, train_on_largest
 from autotune.worker.loader import build_loader
 from tests.factories import make_process
@@ -68,63 +68,54 @@ def mean_step(model: nn.Module, batch: Tensor) -> Tensor:
     return loss
 
 
-@pytest.fixture
-def find(tmp_path: Path) -> Callable[..., LargestBatch]:
-    """The batch of the largest samples of Texts, or of another dataset."""
-
-    def run(
-        dataset: Any = None,
-        *,
-        workers: int = 0,
-        batch_size: int = 4,
-        stop_at: float = inf,
-        **parts: Any,
-    ) -> Any:
-        dataset = dataset or Texts()
-        workload = Workload(model=None, dataset=dataset, **({"collate_fn": padded} | parts))
-        config = TrainingConfig(micro_batch_size=batch_size, num_workers=workers)
-        return largest_batch(
-            workload, build_loader(workload, dataset, config, tmp_path), batch_size, stop_at
-        )
-
-    return run
+NOWHERE = Path("/nowhere")
+BOTH = pytest.mark.parametrize("dataset", [Texts(), TextStream()], ids=["by index", "a stream"])
 
 
-@pytest.fixture
-def train(tmp_path: Path) -> Callable[..., StressFigures]:
-    """A stress run in this process; keywords are parts of the workload."""
-
-    def run(
-        *, window_s: float = 0.0, ends_at: float = inf, accumulated: int = 1, **parts: Any
-    ) -> Any:
-        job = StressJob(
-            process=make_process(tmp_path),
-            payload=tmp_path,
-            config=TrainingConfig(micro_batch_size=4, grad_accum_steps=accumulated),
-            train_s=window_s,
-        )
-        named: dict[str, Any] = {
-            "model": nn.Linear(1, 1),
-            "dataset": Texts(),
-            "collate_fn": padded,
-            "step": mean_step,
-        } | parts
-        return train_on_largest(Workload(**named), job, open_device("cpu"), tmp_path, ends_at)
-
-    return run
+def find(
+    dataset: Any = None,
+    *,
+    workers: int = 0,
+    batch_size: int = 4,
+    stop_at: float = inf,
+    **parts: Any,
+) -> LargestBatch:
+    """Return the batch of the largest samples of Texts, or of another dataset."""
+    dataset = dataset or Texts()
+    workload = Workload(model=None, dataset=dataset, **({"collate_fn": padded} | parts))
+    config = TrainingConfig(micro_batch_size=batch_size, num_workers=workers)
+    loader = build_loader(workload, dataset, config, NOWHERE)
+    return largest_batch(workload, loader, batch_size, stop_at)
 
 
-@pytest.mark.parametrize("dataset", [Texts(), TextStream()], ids=["by index", "a stream"])
-def test_the_largest_samples_make_the_batch(
-    find: Callable[..., LargestBatch], dataset: Any
-) -> None:
+def lengths_in(found: LargestBatch) -> list[int]:
+    return sorted(found.batch.count_nonzero(1).tolist())
+
+
+def train(
+    *, window_s: float = 0.0, ends_at: float = inf, accumulated: int = 1, **parts: Any
+) -> StressFigures:
+    """Return the figures of a stress run in this process; keywords are parts of the workload."""
+    job = StressJob(
+        process=make_process(NOWHERE),
+        payload=NOWHERE,
+        config=TrainingConfig(micro_batch_size=4, grad_accum_steps=accumulated),
+        train_s=window_s,
+    )
+    usual: dict[str, Any] = {"dataset": Texts(), "collate_fn": padded, "step": mean_step}
+    workload = Workload(model=nn.Linear(1, 1), **(usual | parts))
+    return train_on_largest(workload, job, open_device("cpu"), NOWHERE, ends_at)
+
+
+@BOTH
+def test_the_largest_samples_make_the_batch(dataset: Any) -> None:
     found = find(dataset)
-    assert sorted(found.batch.count_nonzero(1).tolist()) == [47, 48, 49, 50]
+    assert lengths_in(found) == [47, 48, 49, 50]
     assert sorted(found.sizes) == [4 * length for length in range(1, 51)]
     assert found.note is None
 
 
-def test_they_are_read_by_the_loaders_workers(find: Callable[..., LargestBatch]) -> None:
+def test_they_are_read_by_the_loaders_workers() -> None:
     class Once(Texts):
         is_read_here = False
 
@@ -132,30 +123,24 @@ def test_they_are_read_by_the_loaders_workers(find: Callable[..., LargestBatch])
             Once.is_read_here = torch.utils.data.get_worker_info() is None
             return super().__getitem__(index)
 
-    assert sorted(find(Once(), workers=1).batch.count_nonzero(1).tolist()) == [47, 48, 49, 50]
+    assert lengths_in(find(Once(), workers=1)) == [47, 48, 49, 50]
     assert not Once.is_read_here
 
 
-def test_a_look_that_ends_early_ends_its_workers(
-    find: Callable[..., LargestBatch], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_look_that_ends_early_ends_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
     monkeypatch.setattr(Feed, "stop", lambda _: events.append("stopped"))
     find(stop_at=-inf)
     assert events == ["stopped"] * 2, "of the look, and of the batch"
 
 
-def test_a_sampler_of_the_users_says_which_samples_there_are(
-    find: Callable[..., LargestBatch],
-) -> None:
+def test_a_sampler_of_the_users_says_which_samples_there_are() -> None:
     short = [index for index, length in enumerate(LENGTHS) if length <= 10]
     found = find(sampler=lambda _: SubsetRandomSampler(short))
-    assert sorted(found.batch.count_nonzero(1).tolist()) == [7, 8, 9, 10]
+    assert lengths_in(found) == [7, 8, 9, 10]
 
 
-def test_of_a_batch_samplers_batches_the_largest_as_padded_is_taken(
-    find: Callable[..., LargestBatch],
-) -> None:
+def test_of_a_batch_samplers_batches_the_largest_as_padded_is_taken() -> None:
     batches = [[at, at + 1] for at in range(0, 50, 2)]
     heaviest = max(batches, key=lambda batch: max(LENGTHS[at] for at in batch))
     found = find(batch_sampler=batches)
@@ -167,9 +152,9 @@ def test_of_a_batch_samplers_batches_the_largest_as_padded_is_taken(
 
 
 def test_of_a_batch_sampler_no_more_batches_are_taken_than_hold_a_look(
-    find: Callable[..., LargestBatch], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sizing, "_MOST_SIZED", 10)
+    monkeypatch.setattr(stress, "_MOST_SIZED", 10)
     taken: list[int] = []
 
     def endless() -> Iterator[list[int]]:
@@ -179,14 +164,10 @@ def test_of_a_batch_sampler_no_more_batches_are_taken_than_hold_a_look(
 
     found = find(batch_sampler=endless())
     assert taken == [3, 1, 4, 3]
-    assert sorted(found.batch.count_nonzero(1).tolist()) == sorted(
-        LENGTHS[at] for at in (4, 5, 6, 7)
-    )
+    assert lengths_in(found) == sorted(LENGTHS[at] for at in (4, 5, 6, 7))
 
 
-def test_a_batch_sampler_that_does_not_keep_to_its_length_is_not_drawn_for_ever(
-    find: Callable[..., LargestBatch],
-) -> None:
+def test_a_batch_sampler_that_does_not_keep_to_its_length_is_not_drawn_for_ever() -> None:
     taken: list[int] = []
 
     class Endless:
@@ -204,12 +185,11 @@ def test_a_batch_sampler_that_does_not_keep_to_its_length_is_not_drawn_for_ever(
 
 
 @pytest.mark.parametrize("budget", [64, 128, 1000])
-def test_at_every_token_budget_the_largest_bucket_is_found(budget: int, tmp_path: Path) -> None:
+def test_at_every_token_budget_the_largest_bucket_is_found(budget: int) -> None:
     data, config = Sequences([4] * 200 + [50] * 12), TrainingConfig(max_tokens=budget)
     workload = Workload(model=None, dataset=data, collate_fn=padded_rows, batch_sampler=ByBudget)
-    found = largest_batch(
-        workload, build_loader(workload, data, config, tmp_path), config.micro_batch_size, inf
-    )
+    loader = build_loader(workload, data, config, NOWHERE)
+    found = largest_batch(workload, loader, config.micro_batch_size, inf)
     largest = max(
         len(batch) * max(data.lengths[at] for at in batch) for batch in ByBudget(data, budget)
     )
@@ -218,9 +198,9 @@ def test_at_every_token_budget_the_largest_bucket_is_found(budget: int, tmp_path
 
 
 def test_of_a_long_epoch_that_is_sorted_batches_from_all_over_it_are_sized(
-    find: Callable[..., LargestBatch], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sizing, "_MOST_SIZED", 20)
+    monkeypatch.setattr(stress, "_MOST_SIZED", 20)
     order = sorted(range(50), key=LENGTHS.__getitem__)
     random.seed(1)
     found = find(batch_sampler=[order[at : at + 2] for at in range(0, 50, 2)])
@@ -228,9 +208,7 @@ def test_of_a_long_epoch_that_is_sorted_batches_from_all_over_it_are_sized(
     assert max(found.sizes) > 4 * 30, "not the first, shortest ones alone"
 
 
-def test_a_stress_run_looks_for_a_share_of_its_deadline(
-    train: Callable[..., StressFigures], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stress_run_looks_for_a_share_of_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     ends: list[float] = []
 
     def look(*arguments: Any) -> LargestBatch:
@@ -243,112 +221,68 @@ def test_a_stress_run_looks_for_a_share_of_its_deadline(
     assert ends == pytest.approx([4.0, 2.0], abs=0.2)
 
 
-def test_a_look_ends_when_its_time_is_over(find: Callable[..., LargestBatch]) -> None:
-    for dataset, seen in ((Texts(), 8), (TextStream(), 1)):
-        found = find(dataset, stop_at=0.0)
-        assert len(found.sizes) == seen
-        assert found.batch is not None
-
-
-@pytest.mark.parametrize("dataset", [Texts(), TextStream()], ids=["by index", "a stream"])
-def test_few_samples_seen_fill_a_batch_in_turns(
-    find: Callable[..., LargestBatch], dataset: Any
-) -> None:
+@BOTH
+def test_few_samples_seen_fill_a_batch_in_turns(dataset: Any) -> None:
     found = find(dataset, stop_at=0.0, batch_size=20)
     lengths = found.batch.count_nonzero(1).tolist()
-    assert len(lengths) == 20 > len(found.sizes)
+    assert len(found.sizes) == (8 if isinstance(dataset, Texts) else 1)
+    assert len(lengths) == 20
     assert sorted(set(lengths)) == sorted(size // 4 for size in found.sizes)
     assert lengths.count(max(lengths)) == -(-20 // len(found.sizes)), "the largest first"
 
 
-@pytest.mark.parametrize("dataset", [Texts(), TextStream()], ids=["by index", "a stream"])
-def test_a_batch_holds_no_more_than_an_epoch(
-    find: Callable[..., LargestBatch], dataset: Any
-) -> None:
+@BOTH
+def test_a_batch_holds_no_more_than_an_epoch(dataset: Any) -> None:
     assert len(find(dataset, batch_size=80).batch) == 50
 
 
-def test_a_batch_of_more_than_a_look_is_filled(
-    find: Callable[..., LargestBatch], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sizing, "_MOST_SIZED", 16)
+def test_a_batch_of_more_than_a_look_is_filled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stress, "_MOST_SIZED", 16)
     found = find(batch_size=40)
     assert (len(found.sizes), len(found.batch)) == (16, 40)
 
 
-def test_samples_that_do_not_go_together_are_said_and_refute_nothing(
-    find: Callable[..., LargestBatch], train: Callable[..., StressFigures]
-) -> None:
-    found = find(collate_fn=torch.stack)
-    assert found.batch is None
-    assert found.note is not None
-    assert found.note.code == "largest_samples_not_batched"
-    assert "RuntimeError" in str(found.note.figures["cause"])
-    assert len(found.sizes) == 50
-
+def test_samples_that_do_not_go_together_are_said_and_refute_nothing() -> None:
     def of_one_size(texts: list[Tensor]) -> Tensor:
-        if max(len(text) for text in texts) == 50 and min(len(text) for text in texts) == 47:
+        if {len(text) for text in texts} == {47, 48, 49, 50}:
             raise ValueError("never together")
         return padded(texts)
 
     figures = train(collate_fn=of_one_size)
     assert figures.note == largest_samples_not_batched(cause="ValueError: never together")
     assert figures.steps >= 3
-    assert figures.largest_batch_bytes == 0
+    assert (figures.items_seen, figures.largest_batch_bytes) == (50, 0)
 
 
 @pytest.mark.parametrize(
     "error", [MemoryError(), torch.AcceleratorError("CUDA error: out of memory")], ids=str
 )
-def test_a_lack_of_memory_is_no_remark(find: Callable[..., LargestBatch], error: Exception) -> None:
-    def greedy(_: Any) -> Any:
-        raise error
-
+def test_a_lack_of_memory_is_no_remark(error: Exception) -> None:
     with pytest.raises(type(error)):
-        find(collate_fn=greedy)
+        find(collate_fn=Mock(side_effect=error))
 
 
-def test_ordinary_batches_and_the_largest_are_trained_on_in_turns(
-    train: Callable[..., StressFigures],
-) -> None:
-    widths: list[int] = []
+def test_ordinary_batches_and_the_largest_are_trained_on_in_turns() -> None:
+    seen: list[tuple[int, float]] = []
 
     def step(model: nn.Module, batch: Tensor) -> Tensor:
-        widths.append(batch.shape[1])
-        return mean_step(model, batch)
+        seen.append((batch.shape[1], float(batch.sum())))
+        return mean_step(model, batch.mul_(2.0))
 
     figures = train(step=step)
-    assert figures.steps == len(widths) == 6
-    assert widths[::2] == [50, 50, 50]
-    assert (figures.items_seen, figures.largest_item_bytes, figures.median_item_bytes) == (
-        50,
-        200,
-        102,
-    )
+    assert figures.steps == len(seen) == 6
+    assert seen[::2] == [(50, 47 + 48 + 49 + 50)] * 3, "whatever the step changes"
+    assert (figures.items_seen, figures.median_item_bytes) == (50, 102)
+    assert figures.largest_item_bytes == 200
     assert figures.largest_batch_bytes == 4 * 50 * 4
     assert figures.memory.peak_bytes > 0
 
 
-def test_the_largest_batch_stays_as_it_is_where_the_step_changes_its_batches(
-    train: Callable[..., StressFigures],
-) -> None:
-    sums: list[float] = []
-
-    def step(model: nn.Module, batch: Tensor) -> Tensor:
-        sums.append(float(batch.sum()))
-        return mean_step(model, batch.mul_(2.0))
-
-    train(step=step)
-    assert sums[::2] == [47 + 48 + 49 + 50] * 3
-
-
-def test_at_least_three_optimizer_steps_are_made_with_accumulation_too(
-    train: Callable[..., StressFigures],
-) -> None:
+def test_at_least_three_optimizer_steps_are_made_with_accumulation_too() -> None:
     assert train(accumulated=4).steps == 3
 
 
-def test_a_deadline_that_is_near_ends_it_after_a_step(train: Callable[..., StressFigures]) -> None:
+def test_a_deadline_that_is_near_ends_it_after_a_step() -> None:
     assert train(ends_at=0.0, window_s=60.0).steps == 1
 
 
