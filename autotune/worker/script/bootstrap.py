@@ -115,7 +115,6 @@ def _session_of(told: dict[str, Any]) -> Session:
     from autotune.worker.device import DeviceError
     from autotune.worker.failures import HangDump
     from autotune.worker.place import Place
-    from autotune.worker.script.bench import no_job
     from autotune.worker.script.hooks import install
     from autotune.worker.script.overrides import Overrides
     from autotune.worker.script.session import Session
@@ -134,6 +133,6 @@ def _session_of(told: dict[str, Any]) -> Session:
     config = TrainingConfig.model_validate(told["config"])
     overrides = Overrides(config, ScriptFacts.model_validate(told["script"]), is_trial=False)
     overrides.in_process()
-    session = Session(None, overrides, Place(TrialFolder(Path()), 0, 0), no_job)
+    session = Session(None, overrides, Place(TrialFolder(Path()), 0, 0))
     install(session)
     return session

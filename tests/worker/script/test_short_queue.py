@@ -64,7 +64,7 @@ class Script:
             self.step()
 
     def step(self) -> None:
-        self.session.before_step(self.optimizer)
+        self.session.before_step()
         self.session.on_step(self.optimizer)
 
     @property
