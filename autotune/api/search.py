@@ -332,8 +332,8 @@ def _write_patch(summary: RunSummary, folder: RunFolder) -> None:
     patch = patch_script(
         Path(site.file), site.line, chosen.config, wanted | (changed & {"micro_batch_size"})
     )
-    if patch.diff:
-        write_atomic(folder.patch, patch.content)
+    if patch:
+        write_atomic(folder.patch, patch)
 
 
 def _summarise(search: Search, plan: Plan, interrupted: Note | None = None) -> RunSummary:
