@@ -106,12 +106,12 @@ class Conductor:
         self._script.switch(batch)
         self.is_measuring = True
 
-    def end_epoch(self) -> None:
-        """End the script's epoch, and return when the script asks for a batch again."""
-        self.give(_Raised(StopIteration))
+    def give_error(self, error: Exception | type[StopIteration]) -> None:
+        """Raise an exception in the script, and return when it asks for a batch again.
 
-    def give_error(self, error: Exception) -> None:
-        """Raise a loader's exception in the script, and return when it asks for a batch again."""
+        Args:
+            error: A loader's exception; StopIteration itself to end the script's epoch.
+        """
         self.give(_Raised(error))
 
     def end(self) -> None:
@@ -475,7 +475,7 @@ class ScriptFeed:
             self.beside.take()
             return 0.0
         self.is_between_epochs = True
-        self._conductor.end_epoch()  # returns when the script asks for a batch again
+        self._conductor.give_error(StopIteration)  # returns when the script asks for a batch again
         self.beside.take()  # all time between two epochs is left out already
         return max(0.0, self._asked_again - ended)
 

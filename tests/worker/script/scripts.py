@@ -142,6 +142,12 @@ class ScriptRig:
         assert result.measurement is not None, f"{result.reason}\n{self.log()}"
         return result.measurement
 
+    def run(self, text: str, **settings: Any) -> tuple[Script, Measurement]:
+        """Probe and measure a script that begins with HEAD and goes on with a text."""
+        words = self.write(HEAD + text)
+        found = self.probe(words)
+        return found, self.measured(words, found, **settings)
+
     def log(self, name: str = "trial") -> str:
         """What the last process of that name printed."""
         return (self.folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
