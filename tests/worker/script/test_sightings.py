@@ -16,9 +16,8 @@ from autotune.config.training_config import TrainingConfig
 from autotune.messages.space import setting_unreached
 from autotune.worker.script import sightings
 from autotune.worker.script.sightings import Sightings
-from tests.worker.script.scripts import HEAD, STEP, ScriptRig
+from tests.worker.script.scripts import HEAD, LOADER, STEP, ScriptRig
 
-_LOADER = "loader = DataLoader(data, batch_size=16, shuffle=True)\n"
 _TRAIN = """
 from train_data import make_loader
 loader = make_loader(data)
@@ -40,7 +39,7 @@ class Kind:
 
 KINDS = {
     "a plain loop": Kind(
-        text=HEAD + _LOADER + STEP,
+        text=HEAD + LOADER + STEP,
         observed={
             "micro_batch_size": 16,
             "grad_accum_steps": 1,
@@ -61,7 +60,7 @@ KINDS = {
     ),
     "a generator over its loader": Kind(
         text=HEAD
-        + _LOADER
+        + LOADER
         + """
 def forever():
     while True:
@@ -75,7 +74,7 @@ for _ in range(1000000):
     ),
     "a loop that enumerates and ends its epochs early": Kind(
         text=HEAD
-        + _LOADER
+        + LOADER
         + """
 for epoch in range(100000):
     for number, (x, y) in enumerate(loader):
@@ -87,7 +86,7 @@ for epoch in range(100000):
     ),
     "batches that are taken ahead": Kind(
         text=HEAD
-        + _LOADER
+        + LOADER
         + """
 from itertools import islice
 for epoch in range(100000):
@@ -199,7 +198,7 @@ import torch
 torch.set_num_threads(3)
 """
         + HEAD
-        + _LOADER
+        + LOADER
         + """
 torch.backends.cudnn.benchmark = torch.backends.cudnn.deterministic = True
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, fused=True)
@@ -230,7 +229,7 @@ for epoch in range(100000):
     ),
     "two loaders in step": Kind(
         text=HEAD
-        + _LOADER
+        + LOADER
         + """
 others = DataLoader(data, batch_size=48, shuffle=True)
 while True:
@@ -296,7 +295,7 @@ def test_the_learning_rate_is_the_one_before_a_schedule(
     rig: ScriptRig, schedule: str, lr: float
 ) -> None:
     text = HEAD + schedule + "\nwhile True:\n    step(*next(iter(loader)))\n    schedule.step()\n"
-    text = text.replace("\nwhile", f"\n{_LOADER}while")
+    text = text.replace("\nwhile", f"\n{LOADER}while")
     assert rig.probe(rig.write(text)).observed.lr == lr
 
 
@@ -307,7 +306,7 @@ def test_variables_that_a_script_sets_before_its_imports_are_seen_and_kept_nowhe
     text = (
         'import os\nos.environ["READ_AT_IMPORT"] = "secret"\nos.environ.pop("HOME")\n'
         + HEAD
-        + _LOADER
+        + LOADER
         + STEP
     )
     found = rig.probe(rig.write(text))

@@ -18,10 +18,9 @@ from autotune.apply.cores import (
 from autotune.launch.local import ForkServerLauncher
 from autotune.records.trial import TrialResult
 from tests.processes import marked
-from tests.worker.script.scripts import HEAD, LOOP, STEP, ScriptRig
+from tests.worker.script.scripts import HEAD, LOADER, LOOP, STEP, ScriptRig
 
-_LOADER = "loader = DataLoader(data, batch_size=16, shuffle=True)\n"
-_ONE_EPOCH = HEAD + _LOADER + "for x, y in loader:\n    step(x, y)\n"
+_ONE_EPOCH = HEAD + LOADER + "for x, y in loader:\n    step(x, y)\n"
 
 
 PREPARING = """
@@ -182,19 +181,19 @@ HOSTILE = {
     + LOOP
     + "\nPath('ended').write_text('x')\n",
     "catches every exception": HEAD
-    + _LOADER
+    + LOADER
     + "for _ in range(1000000):\n    try:\n        for x, y in loader:\n            step(x, y)\n"
     "    except BaseException:\n        pass\n    finally:\n        1 + 1\n",
     "runs a thread": "import threading\nthread = threading.Thread(target=threading.Event().wait)\nthread.start()\n"
     + LOOP,
-    "prints much": HEAD + _LOADER + STEP.rstrip() + "\n        print('x' * 20000)\n",
+    "prints much": HEAD + LOADER + STEP.rstrip() + "\n        print('x' * 20000)\n",
     "prints megabytes": "import sys\nfor _ in range(64):\n    sys.stdout.write('x' * 2**20)\n"
     + LOOP,
     "starts processes": "import subprocess, sys\n"
     "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n" + LOOP,
     "trains in a function of another thread": "import threading\n"
     + HEAD
-    + _LOADER
+    + LOADER
     + "def train():\n    for _ in range(100000):\n        for x, y in loader:\n            step(x, y)\n"
     "thread = threading.Thread(target=train)\nthread.start()\nthread.join()\n",
 }
@@ -234,7 +233,7 @@ def failed(rig: ScriptRig, words: tuple[str, ...]) -> TrialResult:
         (_ONE_EPOCH + "    break\n", ["DataLoader", " 1 "]),
         pytest.param(_ONE_EPOCH.replace("512", "64"), [], marks=pytest.mark.slow),
         pytest.param(
-            HEAD + _LOADER + "for x, y in loader:\n    model(x)\n",
+            HEAD + LOADER + "for x, y in loader:\n    model(x)\n",
             ["DataLoader", " 0 "],
             marks=pytest.mark.slow,
         ),
@@ -262,10 +261,10 @@ def test_exception_has_the_scripts_traceback_alone(rig: ScriptRig, place: str) -
     raising = 'def fail():\n    raise KeyError("lost")\n\n'
     body = {
         "at its first line": "fail()\n",
-        "while it trains": HEAD + _LOADER + "for x, y in loader:\n    fail()\n",
+        "while it trains": HEAD + LOADER + "for x, y in loader:\n    fail()\n",
         "below a shell": _ONE_EPOCH + "    fail()\n",
         "while it is measured": HEAD
-        + _LOADER
+        + LOADER
         + "for number, (x, y) in enumerate(loader):\n    step(x, y)\n    if number == 5:\n        fail()\n",
     }[place]
     words = rig.write(raising + body)
@@ -320,7 +319,7 @@ def test_trackers_are_quiet(rig: ScriptRig) -> None:
 def test_failing_setting_is_the_scripts_exception(rig: ScriptRig) -> None:
     words = rig.write(
         HEAD
-        + _LOADER
+        + LOADER
         + STEP.replace("step(x, y)", "assert len(x) == 16, 'sixteen'\n        step(x, y)")
     )
     found = rig.probe(words)
@@ -336,12 +335,7 @@ def test_folder_is_left_as_it_was(rig: ScriptRig) -> None:
     reading = "assert torch.load('last.pt').keys() == model.state_dict().keys()\n"
     (rig.folder / "log.txt").write_text("earlier\n")
     words = rig.write(
-        HEAD
-        + _LOADER
-        + "for x, y in loader:\n    step(x, y)\n    break\n"
-        + saving
-        + reading
-        + STEP
+        HEAD + LOADER + "for x, y in loader:\n    step(x, y)\n    break\n" + saving + reading + STEP
     )
     before = [*rig.folder.iterdir()]
     rig.measured(words)
@@ -378,6 +372,6 @@ def test_spawned_workers_end_nothing(rig: ScriptRig) -> None:
     head = HEAD.replace(
         "lr=0.05)", "lr=0.05) if __name__ == '__main__' else None"
     )  # what optimizers import takes seconds
-    measured = rig.measured(rig.write(head + _LOADER + spawning + _SPAWNING))
+    measured = rig.measured(rig.write(head + LOADER + spawning + _SPAWNING))
     assert measured.window.epoch_samples == 512
     assert_nothing_is_left(rig)
