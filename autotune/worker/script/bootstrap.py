@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def begin() -> None:
-    """In a Python process that a command has started: protect files at once, attach once torch is imported."""
+    """Protect files at once and attach once torch is imported, in a Python process of a command."""
     told = json.loads(os.environ[ATTACH_VARIABLE])
     if "folder" in told:
         from autotune.protocol.disk import TrialFolder
@@ -62,7 +62,7 @@ def open_session(
 
 
 def overrides_of(job: messages.WorkloadJob) -> Overrides:
-    """What a script is to have for a job; where settings are switched later on, it begins with its own."""
+    """Return the overrides of a job; a script whose settings are switched later begins with its own."""
     from autotune.protocol import messages as kinds
     from autotune.worker.script.overrides import Overrides
 
@@ -78,7 +78,7 @@ def overrides_of(job: messages.WorkloadJob) -> Overrides:
 
 
 def _attach(told: dict[str, Any]) -> None:
-    """Whatever is amiss with us, torch can be imported."""
+    """Open a session; if that fails, say so and let the script run."""
     try:
         session = _session_of(told)
     except Exception as error:  # noqa: BLE001 - the trial's folder is gone, or of another version
@@ -97,9 +97,8 @@ def _attach(told: dict[str, Any]) -> None:
             session.script_ended(error)
 
     def on_end() -> None:
-        if (
-            seen.steps
-        ):  # else it only prepares something, or loads batches for a process that trains
+        # Else it only prepares something, or loads batches for a process that trains.
+        if seen.steps:
             session.script_ended()
 
     sys.excepthook = on_error

@@ -38,7 +38,7 @@ from autotune.worker.batch import leaves_of, tensors_of
 from autotune.worker.build import is_stream, length_of, optimizer_facts
 from autotune.worker.device import has_convolutions, is_deterministic
 from autotune.worker.script.hooks import has_epochs
-from autotune.worker.script.overrides import Begun, accelerate_state, as_begun, can_bind_script
+from autotune.worker.script.overrides import Begun, accelerate_state, can_bind_script
 
 # Time spent on the script's other loaders: an evaluation is not training, a second loader read in
 # step with the first one is
@@ -214,7 +214,7 @@ class Sightings:
     ddp: DistributedDataParallel | None = None
     threads: int = field(default_factory=torch.get_num_threads)
     """Intra-op threads before the script's first line."""
-    begun: Begun = field(default_factory=as_begun)
+    begun: Begun = field(default_factory=Begun)
     """Cores and launcher before the script's first line."""
 
     @property

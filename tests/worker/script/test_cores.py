@@ -13,7 +13,7 @@ import torch
 
 from autotune.apply.cores import allowed_cores, allowed_nodes, cores_of_rank
 from autotune.worker.script import overrides
-from autotune.worker.script.overrides import Begun, as_begun, bind_script, can_bind_script
+from autotune.worker.script.overrides import Begun, bind_script, can_bind_script
 from tests.worker.script.scripts import LOADER, LOOP, SHORT, STEP, ScriptRig
 
 pytestmark = pytest.mark.skipif(len(allowed_cores()) < 2, reason="needs Linux and two cores")
@@ -24,7 +24,7 @@ def test_which_processes_can_be_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("LOCAL_RANK", raising=False)
-    begun = as_begun()
+    begun = Begun()
     assert can_bind_script(begun, 1, CPU)
     assert not can_bind_script(begun, 2, CPU)
     assert can_bind_script(Begun(begun.cores, is_numbered=True), 2, CPU)
@@ -48,7 +48,7 @@ def test_bound_process_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def work(pipe: Any) -> None:
         os.sched_setaffinity(0, {min(allowed_cores())})
-        can = can_bind_script(as_begun(), 2, CPU)
+        can = can_bind_script(Begun(), 2, CPU)
         bind_script("exclusive", 2, CPU)  # of its one core there is no second part
         pipe.send((can, len(allowed_cores())))
 
