@@ -279,16 +279,15 @@ _DEFAULTS: dict[str, object] = {
     "timeout": 0,
     **{setting.name: setting.neutral for setting in SETTINGS if setting.is_loader_argument},
 }
-_LOADER_MODULES = {
-    "DataLoader": ("torch.utils.data", "torch.utils.data.dataloader"),
-    "StatefulDataLoader": (
-        "torchdata.stateful_dataloader",
-        "torchdata.stateful_dataloader.stateful_dataloader",
-    ),
-}
 _LOADERS = frozenset(
-    f"{module}.{name}" for name, modules in _LOADER_MODULES.items() for module in modules
+    {
+        "torch.utils.data.DataLoader",
+        "torch.utils.data.dataloader.DataLoader",
+        "torchdata.stateful_dataloader.StatefulDataLoader",
+        "torchdata.stateful_dataloader.stateful_dataloader.StatefulDataLoader",
+    }
 )
+"""Full names of torch's loader classes."""
 _DYNAMIC = frozenset({"eval", "exec", "globals", "locals"})
 """Functions by which a script may set or read its constants by their names."""
 _OTHER_NAME = 3

@@ -259,7 +259,7 @@ _FAST = {
         for name, kind in KINDS.items()
     ],
 )
-def test_the_baseline_is_what_the_script_does(rig: ScriptRig, kind: Kind) -> None:
+def test_baseline_is_what_the_script_does(rig: ScriptRig, kind: Kind) -> None:
     for name, text in kind.files.items():
         rig.write(text, name)
     found = rig.probe(rig.write(kind.text))
@@ -291,16 +291,14 @@ def test_the_baseline_is_what_the_script_does(rig: ScriptRig, kind: Kind) -> Non
         ),
     ],
 )
-def test_the_learning_rate_is_the_one_before_a_schedule(
-    rig: ScriptRig, schedule: str, lr: float
-) -> None:
+def test_lr_is_the_one_before_a_schedule(rig: ScriptRig, schedule: str, lr: float) -> None:
     text = HEAD + schedule + "\nwhile True:\n    step(*next(iter(loader)))\n    schedule.step()\n"
     text = text.replace("\nwhile", f"\n{LOADER}while")
     assert rig.probe(rig.write(text)).observed.lr == lr
 
 
 @pytest.mark.slow
-def test_variables_that_a_script_sets_before_its_imports_are_seen_and_kept_nowhere(
+def test_variables_set_before_imports_are_kept_nowhere(
     rig: ScriptRig,
 ) -> None:
     text = (
@@ -315,7 +313,7 @@ def test_variables_that_a_script_sets_before_its_imports_are_seen_and_kept_nowhe
 
 
 @pytest.mark.slow
-def test_what_is_out_of_reach_says_why_and_whether_a_placeholder_can_carry_it(
+def test_unreached_settings_say_why(
     rig: ScriptRig,
 ) -> None:
     loop = KINDS["no loader at all"]
