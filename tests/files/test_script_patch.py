@@ -117,10 +117,11 @@ def test_order_and_defaults_are_torchs() -> None:
 
 @pytest.mark.parametrize("wanted", [ALL, [*reversed(ALL)]])
 def test_settings_are_added_in_their_own_order(wanted: Collection[str]) -> None:
-    assert call_after("DataLoader(ds)", FAST, wanted) == (
+    expected = (
         "DataLoader(ds, batch_size=64, num_workers=4, prefetch_factor=8, persistent_workers=True, "
         "pin_memory=True, in_order=False)"
     )
+    assert call_after("DataLoader(ds)", FAST, wanted) == expected
 
 
 @pytest.mark.parametrize("prefetch", [2, None])
