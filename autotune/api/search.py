@@ -320,8 +320,8 @@ def _write_patch(summary: RunSummary, folder: RunFolder) -> None:
     if not changed.isdisjoint(LOADER_SETTINGS):
         wanted |= {*LOADER_SETTINGS}
     patch = patch_script(Path(site.file), site.line, winner.config, wanted)
-    if patch.diff:
-        write_atomic(folder.patch, patch.content)
+    if patch:
+        write_atomic(folder.patch, patch)
 
 
 def _summarise(search: Search, plan: Plan, interrupted: Note | None = None) -> RunSummary:

@@ -6,6 +6,7 @@ starts, or why it can't be a workload. Pure.
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from collections.abc import Sequence
@@ -40,8 +41,9 @@ _PUT_IN = re.compile(r"`|\$[A-Za-z_{(]")
 """Expansions of a shell, also in double quotes."""
 _FOR_A_SHELL = re.compile(r"^(&&|\|\|?|&|[0-9]*[<>].*|&>.*|~(/.*)?)$|;$|`|\$[A-Za-z_{(]")
 """Words that a shell would not pass on: operators, redirections and expansions."""
-_TAKING_A_WORD = frozenset("cmWX")
-"""Options of Python with a value, in the same word or the next. Source: python --help."""
+_OPTIONS = re.compile(r"([^cmWX]*)([cmWX]?)(.*)", re.DOTALL)
+"""Options of Python in one word, such as uWignore: those without a value, the one with a value, which
+may also be the next word, and the value. Source: python --help."""
 _HARMLESS = frozenset("uB")
 """Options of Python that have no effect on a running process."""
 _SHUTTING_OUT = ("I", "E", "S")
@@ -64,25 +66,16 @@ _SECRET_TEXT = re.compile(
 """Credentials in a URL, tokens with known prefixes, and signatures of URLs. Source: our convention."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class PythonStart:
-    """The start of a script or a module by Python, without options that a running process can't have."""
-
-    kind: Literal["script", "module"]
-    target: str
-    """Path of the script, or name of the module."""
-    arguments: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Interpreted:
     """Python's parsed command line."""
 
     options: frozenset[str]
     """Options: letters, or long ones with their dashes."""
     kind: Literal["script", "module", "code", "nothing"]
-    target: str
-    arguments: tuple[str, ...]
+    target: str = ""
+    """Path of the script, name of the module, or the code."""
+    arguments: tuple[str, ...] = ()
 
 
 def command_words(command: object) -> tuple[str, ...]:
@@ -101,8 +94,8 @@ def command_words(command: object) -> tuple[str, ...]:
 
 def placeholders_in(command: Sequence[str]) -> tuple[str, ...]:
     """Return the names of a command's placeholders, each once."""
-    names = [name for word in command for name in _PLACE.findall(word) if name in PLACEHOLDERS]
-    return tuple(dict.fromkeys(names))
+    names = itertools.chain.from_iterable(map(_PLACE.findall, command))
+    return tuple(dict.fromkeys(name for name in names if name in PLACEHOLDERS))
 
 
 def filled(command: Sequence[str], config: TrainingConfig) -> tuple[str, ...]:
@@ -113,9 +106,8 @@ def filled(command: Sequence[str], config: TrainingConfig) -> tuple[str, ...]:
         if name not in PLACEHOLDERS:
             return match[0]
         value = getattr(config, name)
-        return str(
-            TORCH_PREFETCH_FACTOR if value is None else value
-        )  # of these, prefetch_factor alone may be None
+        # Of these, prefetch_factor alone may be None.
+        return str(TORCH_PREFETCH_FACTOR if value is None else value)
 
     return tuple(_PLACE.sub(value_of, word) for word in command)
 
@@ -126,14 +118,15 @@ def is_python(program: str) -> bool:
 
 
 def python_start(command: Sequence[str]) -> PythonStart | None:
-    """Return what a command makes Python run; None for other programs, or options that matter."""
+    """Return the script or module that a command makes Python run.
+
+    None for other programs, and for options that a running process can't have.
+    """
     if not command or not is_python(command[0]):
         return None
     found = _interpreted(command[1:])
-    if found.kind not in {"script", "module"} or found.options - _HARMLESS:
-        return None
-    kind: Literal["script", "module"] = "script" if found.kind == "script" else "module"
-    return PythonStart(kind=kind, target=found.target, arguments=found.arguments)
+    can_be_run = found.kind in {"script", "module"} and found.options <= _HARMLESS
+    return found if can_be_run else None
 
 
 def command_fault(command: Sequence[str]) -> str | None:
@@ -168,9 +161,8 @@ def _word(word: object) -> str:
 
 def _split(text: str) -> tuple[str, ...]:
     """Split one text into words; refuse what needs a shell."""
-    text = _QUOTED.sub(
-        lambda quoted: " " if quoted[0] == "\\\n" else quoted[0], text
-    )  # as a shell joins lines
+    # Join lines as a shell does.
+    text = _QUOTED.sub(lambda quoted: " " if quoted[0] == "\\\n" else quoted[0], text)
     try:
         words = tuple(shlex.split(text))
     except ValueError as error:
@@ -198,9 +190,9 @@ def _put_in(quoted: re.Match[str]) -> str:
 def _misspelt(command: Sequence[str]) -> str | None:
     """Return why a word has a misspelt placeholder, or a setting that can't be one; or None."""
     rule = f"a placeholder must be one of {', '.join(PLACEHOLDERS)}"
-    for name in (
-        name for word in command for name in _PLACE.findall(word) if name not in PLACEHOLDERS
-    ):
+    for name in itertools.chain.from_iterable(map(_PLACE.findall, command)):
+        if name in PLACEHOLDERS:
+            continue
         near = get_close_matches(name.lower().replace("-", "_"), PLACEHOLDERS, n=1, cutoff=_NEAR)
         if near or name in TrainingConfig.model_fields:
             remedy = f"did you mean {{{near[0]}}}?" if near else "write its value, or leave it out"
@@ -220,7 +212,7 @@ def _python_fault(words: Sequence[str]) -> str | None:
     return None
 
 
-def _interpreted(words: Sequence[str]) -> _Interpreted:
+def _interpreted(words: Sequence[str]) -> PythonStart:
     """Parse Python's arguments as Python does."""
     left = list(words)
     options = set[str]()
@@ -230,9 +222,10 @@ def _interpreted(words: Sequence[str]) -> _Interpreted:
             break
         if word.startswith("--"):
             options.add(word)
-            left = left[1:] if word == "--check-hash-based-pycs" else left
+            if word == "--check-hash-based-pycs":
+                left = left[1:]
             continue
-        plain, option, rest = _cluster(word[1:])
+        plain, option, rest = _OPTIONS.findall(word[1:])[0]
         options.update(plain)
         if not option:
             continue
@@ -241,24 +234,10 @@ def _interpreted(words: Sequence[str]) -> _Interpreted:
             options.add(option)
         elif value:
             kind: Literal["code", "module"] = "code" if option == "c" else "module"
-            return _Interpreted(
-                options=frozenset(options), kind=kind, target=value, arguments=tuple(left)
-            )
-    is_script = bool(left) and left[0] not in {"", "-"}
-    return _Interpreted(
-        options=frozenset(options),
-        kind="script" if is_script else "nothing",
-        target=left[0] if is_script else "",
-        arguments=tuple(left[1:]),
-    )
-
-
-def _cluster(letters: str) -> tuple[str, str, str]:
-    """Split a word such as -uWignore: options without value, the one with a value, and the value."""
-    for place, letter in enumerate(letters):
-        if letter in _TAKING_A_WORD:
-            return letters[:place], letter, letters[place + 1 :]
-    return letters, "", ""
+            return PythonStart(frozenset(options), kind, value, tuple(left))
+    if not left or left[0] in {"", "-"}:
+        return PythonStart(frozenset(options), "nothing")
+    return PythonStart(frozenset(options), "script", left[0], tuple(left[1:]))
 
 
 def without_secrets(command: Sequence[str]) -> tuple[str, ...]:

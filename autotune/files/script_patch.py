@@ -1,8 +1,7 @@
 """Write recommended.patch: a diff that sets the recommended loader settings in the user's DataLoader call.
 
-Comes in: the script, the line that makes its training loader, the wanted settings. Goes out: a
-unified diff for the user to review, the settings that it sets, and why the others were left out.
-The script is read and never written.
+In: the script, the line that makes its training loader, the wanted settings. Out: a unified diff
+for the user to review. The script is read and never written.
 
 Only literals are changed: a literal argument, a missing argument whose default is known, or a
 constant of the module that only this call reads.
@@ -57,20 +56,18 @@ class Script:
     tree: ast.Module
 
 
-def read_script(source: Path) -> Script | str:
-    """Return the script, or "unreadable" or "unparsable"."""
+def _read_script(source: Path) -> Script | None:
+    """Return the script; None if it can't be read or parsed."""
     try:
         raw = source.read_bytes()
         encoding, _ = tokenize.detect_encoding(io.BytesIO(raw).readline)
         text = raw.decode(encoding)
         is_kept = text.encode(encoding) == raw
     except (OSError, SyntaxError, ValueError):
-        return "unreadable"
-    if not is_kept:
-        return "unreadable"
-    tree = _parsed(text)
+        return None
+    tree = _parsed(text) if is_kept else None
     if tree is None:
-        return "unparsable"
+        return None
     return Script(
         source=source, raw=raw, encoding=encoding, text=text, lines=_LINE.findall(text), tree=tree
     )
@@ -85,31 +82,15 @@ def _parsed(text: str) -> ast.Module | None:
         return None
 
 
-def with_arguments(script: Script, call: LoaderCall, changes: Mapping[str, object]) -> str | None:
-    """Return the script's text with arguments of a call changed.
+def _diff(script: Script, text: str) -> bytes:
+    """Return the unified diff to a changed text.
 
-    An argument that the call has is replaced where its value is written; a missing one is added at
-    the end of the call.
-
-    Args:
-        script: The script.
-        call: The call to change.
-        changes: New values, by keyword.
-
-    Returns:
-        The changed text, or None if it does not parse to exactly these changes.
+    The path in it is relative to the current folder, or the file name alone if the script is
+    outside of it.
     """
-    text = _edited(script.text, _edits(script, call, changes))
-    return text if _is_as_meant(script, call, text, changes) else None
-
-
-def script_diff(script: Script, text: str) -> str:
-    """Return the unified diff to a changed text, for `patch -p1` and `git apply`.
-
-    Bytes that are not UTF-8 become surrogates. The path in it is relative to the current folder, or
-    the file name alone if the script is outside of it.
-    """
-    name = _shown(script.source)
+    real = script.source.resolve()
+    here = Path.cwd()
+    name = real.relative_to(here).as_posix() if real.is_relative_to(here) else real.name
     rows = unified_diff(
         _rows(script.raw),
         _rows(text.encode(script.encoding)),
@@ -121,14 +102,19 @@ def script_diff(script: Script, text: str) -> str:
         diff += row
         if not row.endswith("\n"):
             diff += "\n\\ No newline at end of file\n"
-    return diff
+    return diff.encode("utf-8", "surrogateescape")
 
 
 def _edits(script: Script, call: LoaderCall, changes: Mapping[str, object]) -> Iterator[_Edit]:
+    """Yield the edits that change arguments of a call.
+
+    An argument that the call has is replaced where its value is written; a missing one is added at
+    the end of the call.
+    """
     added = []
     for keyword, value in changes.items():
         if keyword in call.given:
-            node = standing(call, keyword)
+            node = _standing(call, keyword)
             yield _offset(script, node.lineno, node.col_offset), _end(script, node), repr(value)
         else:
             added.append(f"{keyword}={value!r}")
@@ -213,16 +199,17 @@ def _is_as_meant(
     added = []
     for keyword, value in changes.items():
         if keyword in call.given:
-            new[standing(call, keyword)] = _expression(value)
+            new[_standing(call, keyword)] = _expression(value)
         else:
             added.append(ast.keyword(keyword, _expression(value)))
     new[call.node] = ast.Call(call.node.func, call.node.args, [*call.node.keywords, *added])
     if list(_shape(script.tree, new)) != list(_shape(tree, {})):
         return False
     # The loader must get the values, also through constants.
-    changed = numbered_call(tree, call.number)
+    number = _calls(script.tree).index(call.node)
+    changed = _loader_call(_calls(tree)[number], _names(tree))
     return all(
-        repr(value_of(changed, keyword)) == repr(value) for keyword, value in changes.items()
+        repr(_value_of(changed, keyword)) == repr(value) for keyword, value in changes.items()
     )
 
 
@@ -263,18 +250,11 @@ def _header(side: str, name: str) -> str:
     return f"{path}\t" if " " in path else path
 
 
-def _shown(source: Path) -> str:
-    """Return the path relative to the current folder, or the file name if it is outside of it."""
-    real = source.resolve()
-    here = Path.cwd()
-    return real.relative_to(here).as_posix() if real.is_relative_to(here) else real.name
-
-
 # Finding the call that makes the loader, and the values of its arguments. Names are followed
 # through imports, plain subclasses and constants of the module.
 
 
-UNKNOWN = object()
+_UNKNOWN = object()
 """Value of an argument that can't be read from the script."""
 
 _PARAMETERS = (
@@ -299,17 +279,15 @@ _DEFAULTS: dict[str, object] = {
     "timeout": 0,
     **{setting.name: setting.neutral for setting in SETTINGS if setting.is_loader_argument},
 }
-_LOADER_MODULES = {
-    "DataLoader": ("torch.utils.data", "torch.utils.data.dataloader"),
-    "StatefulDataLoader": (
-        "torchdata.stateful_dataloader",
-        "torchdata.stateful_dataloader.stateful_dataloader",
-    ),
-}
 _LOADERS = frozenset(
-    f"{module}.{name}" for name, modules in _LOADER_MODULES.items() for module in modules
+    {
+        "torch.utils.data.DataLoader",
+        "torch.utils.data.dataloader.DataLoader",
+        "torchdata.stateful_dataloader.StatefulDataLoader",
+        "torchdata.stateful_dataloader.stateful_dataloader.StatefulDataLoader",
+    }
 )
-_SETTINGS = frozenset({"batch_size", *LOADER_ARGUMENTS})
+"""Full names of torch's loader classes."""
 _DYNAMIC = frozenset({"eval", "exec", "globals", "locals"})
 """Functions by which a script may set or read its constants by their names."""
 _OTHER_NAME = 3
@@ -337,8 +315,6 @@ class LoaderCall:
     """The call that makes the loader."""
 
     node: ast.Call
-    number: int
-    """Index among the script's calls, in the order of ast.walk."""
     is_torch: bool
     """True if it calls torch's class; otherwise only its keyword arguments are known."""
     is_starred: bool
@@ -348,73 +324,56 @@ class LoaderCall:
     names: _Names
 
 
-def find_call(tree: ast.Module, line: int) -> LoaderCall | str:
-    """Return the call at a line that makes the loader, or "no_call" or "ambiguous_call".
+def _find_call(tree: ast.Module, line: int) -> LoaderCall | None:
+    """Return the call at a line that makes the loader; None if there is none, or more than one.
 
     Calls that look like a loader's win; among these, those that begin at the line, as Python
     reports it; then those with likelier names; then the innermost.
     """
     names = _names(tree)
-    calls = _calls(tree)
     ranks: dict[ast.Call, tuple[bool, bool, int]] = {}
-    for call in calls:
+    for call in _calls(tree):
         if not call.lineno <= line <= (call.end_lineno or 0):
             continue
         rank = _unlikeness(call, names)
         if rank < _NO_LOADER:
             is_other_line = line not in {call.lineno, call.func.end_lineno}
             ranks[call] = (rank == _OTHER_NAME, is_other_line, rank)
-    if not ranks:
-        return "no_call"
-    best = min(ranks.values())
+    best = min(ranks.values(), default=None)
     pool = {call for call, rank in ranks.items() if rank == best}
     inner = [
         call for call in pool if all(node is call or node not in pool for node in ast.walk(call))
     ]
-    if len(inner) > 1:
-        return "ambiguous_call"
-    return _loader_call(inner[0], calls.index(inner[0]), names)
+    if len(inner) != 1:
+        return None
+    return _loader_call(inner[0], names)
 
 
-def numbered_call(tree: ast.Module, number: int) -> LoaderCall:
-    """Return a call by its index in the order of ast.walk."""
-    return _loader_call(_calls(tree)[number], number, _names(tree))
-
-
-def standing(call: LoaderCall, keyword: str) -> ast.expr:
+def _standing(call: LoaderCall, keyword: str) -> ast.expr:
     """Return the node of an argument's value: in the call, or where its constant is assigned."""
     node = call.given[keyword]
     return call.names.constants.get(node.id, node) if isinstance(node, ast.Name) else node
 
 
-def value_of(call: LoaderCall, keyword: str) -> object:
-    """Return the value that the loader gets for an argument, or UNKNOWN."""
+def _value_of(call: LoaderCall, keyword: str) -> object:
+    """Return the value that the loader gets for an argument, or _UNKNOWN."""
     if keyword in call.given:
-        return _literal(standing(call, keyword))
-    return _DEFAULTS[keyword] if call.is_torch and not call.is_starred else UNKNOWN
-
-
-def is_read_elsewhere(call: LoaderCall, keyword: str) -> bool:
-    """Return True if an argument is a name that the script reads in other places too."""
-    node = call.given[keyword]
-    return isinstance(node, ast.Name) and call.names.read[node.id] > 1
+        return _literal(_standing(call, keyword))
+    return _DEFAULTS[keyword] if call.is_torch and not call.is_starred else _UNKNOWN
 
 
 def _calls(tree: ast.Module) -> list[ast.Call]:
     return [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
 
 
-def _loader_call(node: ast.Call, number: int, names: _Names) -> LoaderCall:
+def _loader_call(node: ast.Call, names: _Names) -> LoaderCall:
     is_torch = _is_torch_loader(_dotted(node.func), names)
     placed = takewhile(lambda arg: not isinstance(arg, ast.Starred), node.args if is_torch else ())
     given = dict(zip(_PARAMETERS, placed, strict=False))
     given |= {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg is not None}
-    is_starred = any(isinstance(arg, ast.Starred) for arg in node.args) or any(
-        not word.arg for word in node.keywords
-    )
-    return LoaderCall(
-        node=node, number=number, is_torch=is_torch, is_starred=is_starred, given=given, names=names
-    )
+    is_starred = any(isinstance(arg, ast.Starred) for arg in node.args)
+    is_starred |= any(word.arg is None for word in node.keywords)
+    return LoaderCall(node=node, is_torch=is_torch, is_starred=is_starred, given=given, names=names)
 
 
 def _unlikeness(call: ast.Call, names: _Names) -> int:
@@ -430,7 +389,7 @@ def _unlikeness(call: ast.Call, names: _Names) -> int:
         return 1
     if dotted.endswith("Loader"):
         return 2
-    has_keyword = any(keyword.arg in _SETTINGS for keyword in call.keywords)
+    has_keyword = any(keyword.arg in {"batch_size", *LOADER_ARGUMENTS} for keyword in call.keywords)
     return _OTHER_NAME if has_keyword else _NO_LOADER
 
 
@@ -526,7 +485,7 @@ def _assigned(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
                 ast.Assign(targets=[ast.Name(id=name)], value=value)
                 | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
             ):
-                if _literal(value) is not UNKNOWN:
+                if _literal(value) is not _UNKNOWN:
                     yield name, value
 
 
@@ -534,190 +493,107 @@ def _literal(node: ast.expr) -> object:
     try:
         value = ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-        return UNKNOWN
-    return value if value is None or isinstance(value, int | float | str) else UNKNOWN
+        return _UNKNOWN
+    return value if value is None or isinstance(value, int | float | str) else _UNKNOWN
 
 
 # Deciding which settings the call can be given.
 
 
-_KEYWORDS = {"micro_batch_size": "batch_size", **{name: name for name in LOADER_ARGUMENTS}}
-"""Keywords of the settings that a loader's call can carry, in the order in which they are added."""
 _WORKERS_ALONE = [
     name for name in LOADER_ARGUMENTS if name in NEUTRAL_WITHOUT_WORKERS and name != "in_order"
 ]
 """Settings that torch refuses without workers unless they are neutral; it ignores in_order.
 Source: DataLoader.__init__."""
-_REFUSED_ARGUMENTS = {"timeout": 0, "multiprocessing_context": None}
-"""Arguments that prevent a loader without workers unless they have these values. Source: DataLoader
-and its single-process iterator."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScriptPatch:
-    """The diff of a script, and the settings that it can't carry."""
-
-    diff: str
-    """Unified diff for `patch -p1` and `git apply`; "" if nothing can or need be changed. Bytes
-    that are not UTF-8 are surrogates: write `content` to a file."""
-    settings: tuple[str, ...]
-    """Settings that the call has with the diff applied."""
-    left: Mapping[str, str]
-    """Wanted settings that the call can't be given, each with the code of the reason."""
-
-    @property
-    def content(self) -> bytes:
-        """The diff as bytes, in the script's encoding and with its line ends."""
-        return self.diff.encode("utf-8", "surrogateescape")
-
-
-def patch_script(
-    source: Path, line: int, config: TrainingConfig, wanted: Collection[str]
-) -> ScriptPatch:
+def patch_script(source: Path, line: int, config: TrainingConfig, wanted: Collection[str]) -> bytes:
     """Return the change to a script that gives its training loader these settings.
 
-    Codes in `left` for one setting:
-
-    - "not_literal": a name or an expression gives the value.
-    - "read_elsewhere": a constant gives it that is read in other places too.
-    - "starred": `*` or `**` in the call may carry it.
-    - "unknown_callee": the call lacks it and isn't known to be torch's class.
-    - "batch_sampler", "batching_off" (`batch_size=None`): the loader has no batch size.
-    - "needs_num_workers": torch refuses it without workers, which aren't known to be set.
-    - "beside_<keyword>": no workers are wanted, but torch would then refuse that argument, which
-      can't be changed.
-    - "worker_init_fn": the script must pass that of `config.dataloader_kwargs()`, which is no
-      literal.
-
-    Codes for all settings: "unreadable" and "unparsable" (the file), "no_call" and
-    "ambiguous_call" (the line), "unverified" (the result did not parse to the wanted change).
+    A setting is left as it is if a name or an expression gives it, if its constant is read in other
+    places too, if `*` or `**` in the call may carry it, and if the call lacks it and isn't known to
+    be torch's class; the batch size also if the loader has none. Workers are removed only if torch
+    then accepts the call, and what needs workers is set only if they are known to be there.
 
     Args:
         source: The script.
         line: Line of the frame that makes the loader, from 1; any line of the call will do.
         config: The settings.
-        wanted: Names of those to set, of LOADER_SETTINGS and micro_batch_size. The others are taken
-            to be as in `config` unless the call shows otherwise, and are changed only if torch
-            would refuse them without workers.
+        wanted: Names of those to set, of LOADER_SETTINGS and micro_batch_size. The others are
+            changed only if torch would refuse them without workers.
+
+    Returns:
+        A unified diff for `patch -p1` and `git apply`, in the script's encoding and with its line
+        ends; empty if nothing can or need be changed.
     """
-    script = read_script(source)
-    if isinstance(script, str):
-        return _nothing(wanted, script)
-    call = find_call(script.tree, line)
-    if isinstance(call, str):
-        return _nothing(wanted, call)
-    targets, left = _targets(call, config, wanted)
-    if "worker_threads" in wanted and config.worker_threads is not None:
-        left["worker_threads"] = "worker_init_fn"
+    script = _read_script(source)
+    call = None if script is None else _find_call(script.tree, line)
+    if script is None or call is None:
+        return b""
+    changes = _changes(call, config, wanted)
+    text = _edited(script.text, _edits(script, call, changes))
+    if not changes or not _is_as_meant(script, call, text, changes):
+        return b""
+    return _diff(script, text)
+
+
+def _changes(
+    call: LoaderCall, config: TrainingConfig, wanted: Collection[str]
+) -> dict[str, object]:
+    """Return the values to give to the call, by keyword."""
+    values = {name: value for name, value in config.loader_settings.items() if name in wanted}
+    if "micro_batch_size" in wanted and _takes_batch_size(call):
+        values = {"batch_size": config.loader_batch_size, **values}
     changes = {
         keyword: value
-        for keyword, value in targets.items()
-        if not _has(call, keyword, value, config)
+        for keyword, value in _differing(call, values, config).items()
+        if _can_be_given(call, keyword)
     }
-    text = with_arguments(script, call, changes)
-    if text is None:
-        return _nothing(wanted, "unverified")
-    return ScriptPatch(
-        diff=script_diff(script, text) if changes else "",
-        settings=tuple(
-            name
-            for name, word in _KEYWORDS.items()
-            if word in changes or (name in wanted and word in targets)
-        ),
-        left=left,
-    )
-
-
-def _nothing(wanted: Collection[str], reason: str) -> ScriptPatch:
-    return ScriptPatch(
-        diff="", settings=(), left={name: reason for name in _KEYWORDS if name in wanted}
-    )
-
-
-def _is_same(one: object, other: object) -> bool:
-    return one == other and not isinstance(one, float)
-
-
-def _has(call: LoaderCall, keyword: str, value: object, config: TrainingConfig) -> bool:
-    """Return True if the loader gets this value already."""
-    known = value_of(call, keyword)
-    if keyword == "prefetch_factor" and config.num_workers:  # None is torch's default then
-        known = TORCH_PREFETCH_FACTOR if known is None else known
-        value = TORCH_PREFETCH_FACTOR if value is None else value
-    return _is_same(known, value)
-
-
-def _targets(
-    call: LoaderCall, config: TrainingConfig, wanted: Collection[str]
-) -> tuple[dict[str, object], dict[str, str]]:
-    """Return the values that the call shall have, by keyword, and the codes of the settings left out."""
-    values: dict[str, object] = {"batch_size": config.loader_batch_size, **config.loader_settings}
-    targets: dict[str, object] = {}
-    left: dict[str, str] = {}
-    for name, word in _KEYWORDS.items():
-        if name not in wanted:
-            continue
-        reason = _hindrance(call, word, values[word], config)
-        if reason is None:
-            targets[word] = values[word]
-        else:
-            left[name] = reason
     # Removing the workers also resets what torch refuses without them.
-    if targets.get("num_workers") == 0 and value_of(call, "num_workers") != 0:
-        if reason := _hindrance_to_none(call, config):
-            left["num_workers"] = reason
-            del targets["num_workers"]
+    if changes.get("num_workers") == 0:
+        neutral = {name: NEUTRAL_WITHOUT_WORKERS[name] for name in _WORKERS_ALONE}
+        resets = _differing(call, neutral, config)
+        is_known = call.is_torch and not call.is_starred and _value_of(call, "timeout") == 0
+        if is_known and all(_can_be_given(call, keyword) for keyword in resets):
+            changes |= resets
         else:
-            targets |= {word: NEUTRAL_WITHOUT_WORKERS[word] for word in _WORKERS_ALONE}
+            del changes["num_workers"]
     # What needs workers is set only if they are known to be there.
-    is_wanted = "num_workers" in wanted
-    is_set = "num_workers" in targets
-    if not _has_workers(call, config, is_wanted=is_wanted, is_set=is_set):
-        for word in _WORKERS_ALONE:
-            if targets.get(word) and not _is_same(value_of(call, word), targets[word]):
-                left[word] = "needs_num_workers"
-                del targets[word]
-    return targets, left
+    workers = changes.get("num_workers", _value_of(call, "num_workers"))
+    has_workers = workers is not _UNKNOWN and bool(workers)
+    return {
+        keyword: value
+        for keyword, value in changes.items()
+        if has_workers or not value or keyword not in _WORKERS_ALONE
+    }
 
 
-def _hindrance(call: LoaderCall, keyword: str, value: object, config: TrainingConfig) -> str | None:
-    """Return the code of why the call can't be given this value, or None."""
-    if keyword == "batch_size":
-        if "batch_sampler" in call.given and value_of(call, "batch_sampler") is not None:
-            return "batch_sampler"
-        if value_of(call, keyword) is None:
-            return "batching_off"
-    if _has(call, keyword, value, config):
-        return None
-    if keyword not in call.given:
-        if call.is_starred:
-            return "starred"
-        return None if call.is_torch else "unknown_callee"
-    if value_of(call, keyword) is UNKNOWN:
-        return "not_literal"
-    return "read_elsewhere" if is_read_elsewhere(call, keyword) else None
+def _differing(
+    call: LoaderCall, values: Mapping[str, object], config: TrainingConfig
+) -> dict[str, object]:
+    """Return the values that the loader does not get already."""
+    differing = {}
+    for keyword, value in values.items():
+        known = _value_of(call, keyword)
+        wanted = value
+        if keyword == "prefetch_factor" and config.num_workers:  # None is torch's default then
+            known = TORCH_PREFETCH_FACTOR if known is None else known
+            wanted = TORCH_PREFETCH_FACTOR if value is None else value
+        if known != wanted or isinstance(known, float):
+            differing[keyword] = value
+    return differing
 
 
-def _hindrance_to_none(call: LoaderCall, config: TrainingConfig) -> str | None:
-    """Return the code of why the call's other arguments need workers, or None."""
-    if call.is_starred:
-        return "starred"
-    if not call.is_torch:
-        return "unknown_callee"
-    for keyword in _WORKERS_ALONE:
-        if _hindrance(call, keyword, NEUTRAL_WITHOUT_WORKERS[keyword], config) is not None:
-            return f"beside_{keyword}"
-    for keyword, neutral in _REFUSED_ARGUMENTS.items():
-        if value_of(call, keyword) != neutral:
-            return f"beside_{keyword}"
-    return None
+def _takes_batch_size(call: LoaderCall) -> bool:
+    """Return False if the loader has a batch sampler, or makes no batches (`batch_size=None`)."""
+    has_sampler = "batch_sampler" in call.given and _value_of(call, "batch_sampler") is not None
+    return not has_sampler and _value_of(call, "batch_size") is not None
 
 
-def _has_workers(
-    call: LoaderCall, config: TrainingConfig, *, is_wanted: bool, is_set: bool
-) -> bool:
-    """Return True if the changed call is known to use workers."""
-    known = value_of(call, "num_workers")
-    if is_set or (known is UNKNOWN and not is_wanted):
-        return config.num_workers > 0
-    return known is not UNKNOWN and bool(known)
+def _can_be_given(call: LoaderCall, keyword: str) -> bool:
+    """Return whether the value of an argument can be changed in the script."""
+    node = call.given.get(keyword)
+    if node is None:
+        return call.is_torch and not call.is_starred
+    is_read_elsewhere = isinstance(node, ast.Name) and call.names.read[node.id] > 1
+    return _value_of(call, keyword) is not _UNKNOWN and not is_read_elsewhere

@@ -15,25 +15,30 @@ from autotune.config.command import filled, is_python
 from autotune.config.plan import ScriptFacts
 from autotune.config.training_config import TrainingConfig
 
-# How Python processes that a command starts come to attach: an environment variable and a folder on
+# Attach to the Python processes that a command starts, by an environment variable and a folder on
 # PYTHONPATH.
 #
-# Comes in: what they are to know, as JSON, and settings that frameworks take from the environment.
-# Goes out: variables. Does not import torch: every Python process below a command reads this.
+# In: what they are to know, as JSON, and settings that frameworks take from the environment. Out:
+# variables. Does not import torch: every Python process below a command reads this.
 
 
 ATTACH_VARIABLE = "AUTOTUNE_ATTACH"
-"""Set where a Python process is to attach: JSON of what it is to do."""
+"""Variable of a Python process that is to attach: JSON of what it is to do."""
 ACCELERATE_NAMES = {"bfloat16": "bf16", "float16": "fp16"}
-"""Of precisions, as ACCELERATE_MIXED_PRECISION takes them. Source: accelerate's documentation of
-its environment."""
-_LIGHTNING_NAMES = {"bfloat16": "bf16-mixed", "float16": "16-mixed"}
-"""The same for PL_TRAINER_PRECISION. Source: lightning/pytorch/utilities/argparse.py."""
+"""Names of precisions for ACCELERATE_MIXED_PRECISION. Source: accelerate's documentation of its
+environment."""
+_PRECISIONS = {
+    "accelerate": ("ACCELERATE_MIXED_PRECISION", ACCELERATE_NAMES),
+    "transformers": ("ACCELERATE_MIXED_PRECISION", ACCELERATE_NAMES),
+    "lightning": ("PL_TRAINER_PRECISION", {"bfloat16": "bf16-mixed", "float16": "16-mixed"}),
+}
+"""By framework: the variable by which it takes a precision, and the names of precisions. Source:
+lightning/pytorch/utilities/argparse.py."""
 _SITE = Path(__file__).resolve().parents[1] / "worker" / "script" / "site"
 
 
 def attached_environment(told: Mapping[str, Any]) -> dict[str, str]:
-    """The variables under which Python processes attach; this interpreter's own programs come first on PATH."""
+    """Return the variables by which Python processes attach; this interpreter's programs come first on PATH."""
     own = str(Path(sys.executable).parent)
     paths = os.environ.get("PATH", os.defpath)
     searched = [str(_SITE), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -46,7 +51,7 @@ def attached_environment(told: Mapping[str, Any]) -> dict[str, str]:
 
 @contextmanager
 def workers_unwatched() -> Iterator[None]:
-    """Processes that start meanwhile are a loader's workers: they protect files, and watch nothing."""
+    """Let processes that start meanwhile, a loader's workers, protect files and watch nothing."""
     told = os.environ.get(ATTACH_VARIABLE)
     unwatch_children()
     try:
@@ -57,7 +62,7 @@ def workers_unwatched() -> Iterator[None]:
 
 
 def unwatch_children() -> None:
-    """Let processes that this one starts from now on be none of the training: they protect files at the most."""
+    """Let processes that this one starts from now on protect files at the most."""
     told = os.environ.pop(ATTACH_VARIABLE, None)
     folder = None if told is None else json.loads(told).get("folder")
     if folder is not None:
@@ -65,52 +70,45 @@ def unwatch_children() -> None:
 
 
 def is_own_python(program: str) -> bool:
-    """Whether a program that starts Python is this interpreter: a bare `python`, or one beside it."""
+    """Return whether a program is this Python: a bare `python`, or one in the same folder."""
     if os.sep not in program:
         return True
+    # An environment may be reached by a link; its python is one to the interpreter of all.
     ours, theirs = (Path(path).absolute().parent.resolve() for path in (sys.executable, program))
-    return (
-        ours == theirs
-    )  # an environment may be reached by a link; its python is one to the interpreter of all
+    return ours == theirs
 
 
 def words_to_start(command: Sequence[str], config: TrainingConfig) -> tuple[str, ...]:
-    """What is started: a command with its placeholders filled, and this interpreter where it names a bare `python`."""
+    """Return a command with its placeholders filled, and this interpreter for a bare `python`."""
     return with_own_python(filled(command, config))
 
 
 def with_own_python(words: Sequence[str]) -> tuple[str, ...]:
-    """A command whose program is found where this interpreter's own are, a bare `python` among them."""
-    beside = Path(sys.executable).parent / words[0]
-    is_bare = os.sep not in words[0]
-    if is_bare and is_python(words[0]):
-        return (str(beside) if beside.exists() else sys.executable, *words[1:])
-    if is_bare and shutil.which(words[0]) is None and beside.exists():
-        return (str(beside), *words[1:])
-    return tuple(words)
+    """Return a command whose program, such as a bare `python`, is found next to this interpreter."""
+    program, *arguments = words
+    own = Path(sys.executable).parent / program
+    is_bare = os.sep not in program
+    if is_bare and is_python(program):
+        program = str(own) if own.exists() else sys.executable
+    elif is_bare and shutil.which(program) is None and own.exists():
+        program = str(own)
+    return (program, *arguments)
 
 
 def changed_settings(config: TrainingConfig, script: ScriptFacts) -> frozenset[str]:
-    """Settings that a script must be given, since it does otherwise by itself; "ddp" for any of DDP's."""
-    own = script.observed.model_dump()
-    wanted = config.model_dump()
-    names = {
-        name for name in script.reached if not name.startswith("ddp.") and wanted[name] != own[name]
-    }
-    if any(name.startswith("ddp.") for name in script.reached) and wanted["ddp"] != own["ddp"]:
-        names.add("ddp")
-    return frozenset(names - set(script.placeholders))
+    """Return the settings that a script must be given, since it has other values; "ddp" for any of DDP's."""
+    names = {name.partition(".")[0] for name in script.reached} - {*script.placeholders}
+    return frozenset(
+        name for name in names if getattr(config, name) != getattr(script.observed, name)
+    )
 
 
 def framework_environment(config: TrainingConfig, script: ScriptFacts | None) -> dict[str, str]:
-    """Variables by which frameworks take a precision themselves; a script's own arguments may win over them."""
+    """Return variables by which frameworks take a precision; a script's own arguments may win."""
     if script is None or "amp_dtype" not in changed_settings(config, script):
         return {}
-    if script.framework in {"accelerate", "transformers"} and config.amp_dtype in ACCELERATE_NAMES:
-        return {"ACCELERATE_MIXED_PRECISION": ACCELERATE_NAMES[config.amp_dtype]}
-    if script.framework == "lightning" and config.amp_dtype in _LIGHTNING_NAMES:
-        return {"PL_TRAINER_PRECISION": _LIGHTNING_NAMES[config.amp_dtype]}
-    return {}
+    variable, names = _PRECISIONS.get(script.framework, ("", {}))
+    return {variable: names[config.amp_dtype]} if config.amp_dtype in names else {}
 
 
 # Environment variables that keep experiment trackers and hubs from logging or uploading what a
@@ -144,7 +142,7 @@ _MUTED: Mapping[str, tuple[str, frozenset[str]]] = {
     # the repository
     "DVCLIVE_TEST": ("true", _YES),
 }
-"""The value that mutes, and the user's own values which mute as well."""
+"""By variable: the value that mutes, and the user's own values which mute as well."""
 
 _IN_SCRATCH: Mapping[str, str] = {
     # mlflow.org/docs/latest/ml/tracking/backend-stores: a database by its address; the registry
@@ -159,13 +157,13 @@ _IN_SCRATCH: Mapping[str, str] = {
     # trackio/utils.py; with a TRACKIO_SPACE_ID it goes to a Space by the hub, which is offline
     "TRACKIO_DIR": "{scratch}/trackio",
 }
-"""What would write natively, or to a server that the user has named: its place below scratch."""
+"""Places below scratch of what would write natively, or to a server that the user has named."""
 
 
 def quiet_environment(
     scratch: Path, environment: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Variables that keep experiment trackers and hubs from logging or uploading anything.
+    """Return variables that keep experiment trackers and hubs from logging or uploading anything.
 
     Args:
         scratch: where those write that can't be switched off.
@@ -178,7 +176,7 @@ def quiet_environment(
 
 
 def muted_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Those of them that no folder belongs to: what packages read when they are imported before any trial."""
+    """Return those without a folder, which packages read if they are imported before any trial."""
     return {
         name: value
         for name, (value, also) in _MUTED.items()

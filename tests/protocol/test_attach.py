@@ -32,7 +32,7 @@ def config(**changes: Any) -> TrainingConfig:
     return TrainingConfig.model_validate(make_script().observed.model_dump() | changes)
 
 
-def test_our_folder_stands_first_on_the_path_of_modules_and_this_interpreter_on_that_of_programs(
+def test_own_folders_come_first_on_both_paths(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", "/own/modules")
@@ -48,7 +48,7 @@ def test_our_folder_stands_first_on_the_path_of_modules_and_this_interpreter_on_
     assert json.loads(told[ATTACH_VARIABLE]) == {"folder": "/x", "started": 1.5}
 
 
-def test_nothing_is_put_twice_before_the_path_of_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_path_of_programs_is_extended_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", os.pathsep.join([str(BIN), "/usr/bin"]))
     monkeypatch.delenv("PYTHONPATH", raising=False)
     told = attached_environment({})
@@ -67,32 +67,38 @@ def test_nothing_is_put_twice_before_the_path_of_programs(monkeypatch: pytest.Mo
         ("./python", False),
     ],
 )
-def test_an_interpreter_is_this_one_where_it_is_bare_or_lies_beside_it(
-    program: str, is_own: bool
-) -> None:
+def test_own_python_is_bare_or_in_the_same_folder(program: str, is_own: bool) -> None:
     assert is_own_python(program) is is_own
 
 
-def test_an_environment_that_is_reached_by_a_link_is_this_one(tmp_path: Path) -> None:
+def test_environment_reached_by_a_link(tmp_path: Path) -> None:
     (tmp_path / "env").symlink_to(BIN.parent)
     assert is_own_python(str(tmp_path / "env" / "bin" / "python"))
     assert not is_own_python(str(Path(os.path.realpath(sys.executable)).with_name("python")))
 
 
-def test_a_bare_python_is_this_interpreter_and_programs_are_found_beside_it() -> None:
-    assert with_own_python(["python", "a.py"]) == (str(BIN / "python"), "a.py")
-    assert with_own_python(["python9.9", "a.py"]) == (sys.executable, "a.py")
-    assert with_own_python(["/opt/python", "a.py"]) == ("/opt/python", "a.py")
-    assert with_own_python(["bash", "a.sh"]) == ("bash", "a.sh")
-    assert with_own_python(["no-such-program"]) == ("no-such-program",)
-
-
-def test_a_program_that_only_this_environment_has_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("program", "found"),
+    [
+        ("python", str(BIN / "python")),
+        ("python9.9", sys.executable),
+        ("/opt/python", "/opt/python"),
+        ("no-such-program", "no-such-program"),
+        ("torchrun", str(BIN / "torchrun")),  # only this environment has it
+    ],
+)
+def test_programs_of_this_environment_are_found(
+    monkeypatch: pytest.MonkeyPatch, program: str, found: str
+) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    assert with_own_python(["torchrun", "a.py"]) == (str(BIN / "torchrun"), "a.py")
+    assert with_own_python([program, "a.py"]) == (found, "a.py")
 
 
-def test_the_baseline_changes_nothing() -> None:
+def test_program_on_the_path_stays() -> None:
+    assert with_own_python(["bash", "a.sh"]) == ("bash", "a.sh")
+
+
+def test_baseline_changes_nothing() -> None:
     assert changed_settings(config(), make_script()) == frozenset()
 
 
@@ -100,15 +106,13 @@ def test_the_baseline_changes_nothing() -> None:
     st.sets(st.sampled_from(["num_workers", "micro_batch_size", "amp_dtype", "channels_last"])),
     st.sets(st.sampled_from(["micro_batch_size", "amp_dtype"])),
 )
-def test_a_setting_is_changed_only_where_it_differs_is_within_reach_and_has_no_placeholder(
-    reached: set[str], placeholders: set[str]
-) -> None:
+def test_changed_settings(reached: set[str], placeholders: set[str]) -> None:
     script = make_script(reached=tuple(reached), placeholders=tuple(placeholders))
     wanted = config(num_workers=2, micro_batch_size=32, amp_dtype="bfloat16", lr=0.5)
     assert changed_settings(wanted, script) == (reached - {"channels_last"}) - placeholders
 
 
-def test_arguments_of_ddp_are_changed_together() -> None:
+def test_ddp_is_changed_as_one() -> None:
     script = make_script(observed=GROUP, reached=("ddp.bucket_cap_mb", "ddp.static_graph"))
     wanted = TrainingConfig.model_validate(GROUP | {"ddp": {"bucket_cap_mb": 50}})
     assert changed_settings(wanted, script) == {"ddp"}
@@ -127,7 +131,7 @@ def test_arguments_of_ddp_are_changed_together() -> None:
         ("plain loop", "bfloat16", {}),
     ],
 )
-def test_a_framework_is_told_of_a_precision_by_its_own_variable(
+def test_precision_variable_of_a_framework(
     framework: str, dtype: str, variables: dict[str, str]
 ) -> None:
     script = make_script(framework=framework)

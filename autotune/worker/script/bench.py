@@ -31,9 +31,9 @@ from autotune.records.trial import (
     deviation_of,
 )
 from autotune.worker.batch import copied, unwrapped
-from autotune.worker.build import WorkloadFault, is_stream, kept_weights, put_back, seed_all
+from autotune.worker.build import is_stream, kept_weights, put_back, seed_all
 from autotune.worker.device import Device
-from autotune.worker.feed import Feed, FeedEnded
+from autotune.worker.feed import Feed
 from autotune.worker.jobs.precision import gradient_cosine
 from autotune.worker.script.feeds import ScriptFeed, ScriptTrainer, StepFeed
 from autotune.worker.script.overrides import SWITCHES, set_layout
@@ -51,8 +51,6 @@ class Scene:
     device: Device
     feed: ScriptFeed | StepFeed
     trainer: ScriptTrainer
-    before_steps: Callable[[Callable[[torch.optim.Optimizer], None]], None]
-    """Function that sets a callback, run right before each optimizer step."""
 
     @property
     def loader(self) -> DataLoader[Any] | None:
@@ -64,27 +62,6 @@ Doer: TypeAlias = Callable[[Scene], RankReport]
 """Function that does a job in a scene."""
 
 
-def no_job(_: Scene) -> RankReport:
-    """Raise AssertionError: the Doer of a session without a job, which is never called."""
-    raise AssertionError("a session without a job measures nothing")
-
-
-def told(work: Callable[[], RankReport]) -> RankReport:
-    """Return the report of some work.
-
-    Raises:
-        WorkloadFault: The script ended meanwhile.
-    """
-    try:
-        return work()
-    except FeedEnded:
-        raise WorkloadFault(
-            "a script must train for some seconds to be measured, but it ended before that; give "
-            "it more epochs or "
-            "more steps, as a real training has"
-        ) from None
-
-
 def no_loop(seen: Sightings) -> str:
     """Return a sentence that says why a script, which has ended, was not measured."""
     what = "made a DataLoader" if seen.made else "stepped an optimizer"
@@ -93,11 +70,6 @@ def no_loop(seen: Sightings) -> str:
         f"optimizer steps; give it "
         "more epochs or more steps, and see that it trains when it is started so"
     )
-
-
-def raised(error: BaseException) -> RankReport:
-    """Raise an exception; for places that expect a function with a report."""
-    raise error
 
 
 def is_clean_exit(error: BaseException) -> bool:
@@ -232,38 +204,36 @@ class _Run:
     """Gradient of the first step, on the CPU."""
 
 
-@dataclass(slots=True)
 class _Start:
-    """Initial state of every run."""
+    """Keep the script's state from which every run begins.
 
-    scene: Scene
-    weights: list[dict[str, Tensor]]
-    """Weights and buffers of each outermost module."""
-    states: list[tuple[torch.optim.Optimizer, dict[str, Any], list[float]]]
-    """Each optimizer with its state and the learning rates of its groups."""
-    run: _Run = field(default_factory=_Run)
-    """The present run."""
+    Args:
+        scene: The scene, with the script in that state.
+    """
 
-    @classmethod
-    def of(cls, scene: Scene) -> _Start:
-        """Return the script's present state."""
-        states = []
+    def __init__(self, scene: Scene) -> None:
+        self.scene = scene
+        self.run = _Run()
+        """The present run."""
+        self._weights = [kept_weights(module) for module in scene.sightings.outermost]
+        self._states: list[tuple[torch.optim.Optimizer, dict[str, Any], list[float]]] = []
+        """Each optimizer with its state and the learning rates of its groups."""
         for own in scene.sightings.optimizers:
             rates = [group["lr"] for group in own.param_groups if "lr" in group]
-            states.append((own, deepcopy(own.state_dict()), rates))
-        return cls(scene, [kept_weights(module) for module in scene.sightings.outermost], states)
+            self._states.append((own, deepcopy(own.state_dict()), rates))
+            own.register_step_pre_hook(self._before_step)
 
     def again(self) -> None:
         """Put the initial state back, and begin a new run."""
-        for module, kept in zip(self.scene.sightings.outermost, self.weights, strict=True):
+        for module, kept in zip(self.scene.sightings.outermost, self._weights, strict=True):
             put_back(module, kept)
-        for optimizer, state, _ in self.states:
+        for optimizer, state, _ in self._states:
             optimizer.load_state_dict(deepcopy(state))
         self.run = _Run()
 
-    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+    def _before_step(self, optimizer: torch.optim.Optimizer, *__: object) -> None:
         """Reset the learning rates, and keep the first gradient of a run."""
-        for own, _, rates in self.states:
+        for own, _, rates in self._states:
             for group, rate in zip(own.param_groups, rates, strict=False):
                 group["lr"] = rate
         if optimizer is self.scene.trainer.optimizer and self.run.gradient is None:
@@ -273,32 +243,29 @@ class _Start:
             ]
 
 
-def compare_to_float32(scene: Scene, job: PrecisionJob, ends_at: float) -> PrecisionFigures:
+def compare_to_float32(
+    scene: Scene, feed: ScriptFeed, job: PrecisionJob, ends_at: float
+) -> PrecisionFigures:
     """Train the same steps in float32, in float32 with another seed, and in the job's precision.
 
     Args:
-        scene: A scene with a loader, whose script runs in float32.
+        scene: A scene, whose script runs in float32.
+        feed: The scene's feed, iterated here.
         job: The job, with the precision to compare.
         ends_at: Time of perf_counter at which the steps are cut short.
 
     Returns:
         Losses and gradient cosines, as jobs/precision returns them for a workload.
     """
-    feed = scene.feed
-    plain = job.config.model_copy(update={"amp_dtype": "float32"})
-    assert isinstance(feed, ScriptFeed)  # noqa: S101 - checked by the session
-
     # Collect batches for all runs.
-    feed.take_over()
     seconds = LOADING_SHARE * (ends_at - perf_counter())
     batches = [delivery.batch for delivery in collect(feed, count=GUARD_STEPS, seconds=seconds)]
     feed.stop()
 
     # Train on them in float32 twice, then in the job's precision.
-    begin = _Start.of(scene)
-    scene.before_steps(begin.before_step)
+    begin = _Start(scene)
     seed = job.process.seed
-    switch(plain, scene)
+    switch(job.config.model_copy(update={"amp_dtype": "float32"}), scene)
     with exact_matmuls():
         reference = _train(begin, batches, GUARD_STEPS, seed, _share(ends_at, 1 / 3))
         repeat = _train(begin, batches, MIN_STEPS, seed + OTHER_SEED, _share(ends_at, 1 / 3))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def begin() -> None:
-    """In a Python process that a command has started: protect files at once, attach once torch is imported."""
+    """Protect files at once and attach once torch is imported, in a Python process of a command."""
     told = json.loads(os.environ[ATTACH_VARIABLE])
     if "folder" in told:
         from autotune.protocol.disk import TrialFolder
@@ -62,7 +62,7 @@ def open_session(
 
 
 def overrides_of(job: messages.WorkloadJob) -> Overrides:
-    """What a script is to have for a job; where settings are switched later on, it begins with its own."""
+    """Return the overrides of a job; a script whose settings are switched later begins with its own."""
     from autotune.protocol import messages as kinds
     from autotune.worker.script.overrides import Overrides
 
@@ -78,7 +78,7 @@ def overrides_of(job: messages.WorkloadJob) -> Overrides:
 
 
 def _attach(told: dict[str, Any]) -> None:
-    """Whatever is amiss with us, torch can be imported."""
+    """Open a session; if that fails, say so and let the script run."""
     try:
         session = _session_of(told)
     except Exception as error:  # noqa: BLE001 - the trial's folder is gone, or of another version
@@ -97,9 +97,8 @@ def _attach(told: dict[str, Any]) -> None:
             session.script_ended(error)
 
     def on_end() -> None:
-        if (
-            seen.steps
-        ):  # else it only prepares something, or loads batches for a process that trains
+        # Else it only prepares something, or loads batches for a process that trains.
+        if seen.steps:
             session.script_ended()
 
     sys.excepthook = on_error
@@ -115,7 +114,6 @@ def _session_of(told: dict[str, Any]) -> Session:
     from autotune.worker.device import DeviceError
     from autotune.worker.failures import HangDump
     from autotune.worker.place import Place
-    from autotune.worker.script.bench import no_job
     from autotune.worker.script.hooks import install
     from autotune.worker.script.overrides import Overrides
     from autotune.worker.script.session import Session
@@ -134,6 +132,6 @@ def _session_of(told: dict[str, Any]) -> Session:
     config = TrainingConfig.model_validate(told["config"])
     overrides = Overrides(config, ScriptFacts.model_validate(told["script"]), is_trial=False)
     overrides.in_process()
-    session = Session(None, overrides, Place(TrialFolder(Path()), 0, 0), no_job)
+    session = Session(None, overrides, Place(TrialFolder(Path()), 0, 0))
     install(session)
     return session

@@ -68,10 +68,10 @@ class Conductor:
     """
 
     def __init__(self, work: Callable[[], None]) -> None:
-        self.thread = get_ident()
+        self.thread: int | None = None
+        """The thread that trains, once it has asked for a batch."""
         self.is_measuring = self.has_ended = False
-        self._script = getcurrent()
-        self._measuring = greenlet(work)
+        self._work = work
 
     def ask(self) -> Any:
         """Run the measurement until it gives a batch; called in the script.
@@ -83,6 +83,9 @@ class Conductor:
             StopIteration: The epoch ends.
             Exception: The loader raised it.
         """
+        if self.thread is None:
+            self.thread = get_ident()
+            self._measuring = greenlet(self._work)
         self._script = getcurrent()
         self.is_measuring = True
         answer = self._measuring.switch()
@@ -103,12 +106,12 @@ class Conductor:
         self._script.switch(batch)
         self.is_measuring = True
 
-    def end_epoch(self) -> None:
-        """End the script's epoch, and return when the script asks for a batch again."""
-        self.give(_Raised(StopIteration))
+    def give_error(self, error: Exception | type[StopIteration]) -> None:
+        """Raise an exception in the script, and return when it asks for a batch again.
 
-    def give_error(self, error: Exception) -> None:
-        """Raise a loader's exception in the script, and return when it asks for a batch again."""
+        Args:
+            error: A loader's exception; StopIteration itself to end the script's epoch.
+        """
         self.give(_Raised(error))
 
     def end(self) -> None:
@@ -391,9 +394,14 @@ class ScriptFeed:
         return not self.is_dry
 
     @property
-    def was_left(self) -> bool:
-        """True if the script has dropped its iterator, in an epoch that had more batches."""
-        return not self.is_own and not self.is_dry and self._iterator() is None
+    def may_be_rebuilt(self) -> bool:
+        """True if the script may now rebuild its training loader: the epoch is over or was left.
+
+        Lightning asks for no more batches than an epoch has, and holds the old iterator until it
+        has made the next one.
+        """
+        was_left = not self.is_own and not self.is_dry and self._iterator() is None
+        return self.is_between_epochs or was_left or self.is_at_end()
 
     def ask_of(self, iterator: Any) -> None:
         """Take the next batch from this iterator, one of several that the script may hold."""
@@ -467,7 +475,7 @@ class ScriptFeed:
             self.beside.take()
             return 0.0
         self.is_between_epochs = True
-        self._conductor.end_epoch()  # returns when the script asks for a batch again
+        self._conductor.give_error(StopIteration)  # returns when the script asks for a batch again
         self.beside.take()  # all time between two epochs is left out already
         return max(0.0, self._asked_again - ended)
 
@@ -582,7 +590,7 @@ class Loaders:
         self, sightings: Sightings, facts: ScriptFacts | None, *, is_shallow: bool
     ) -> None:
         self.counted: dict[int, CountedLoader] = {}
-        """Counted loaders, by the loader's id."""
+        """Counted loaders, which train or may do so, by the loader's id."""
         self.training: DataLoader[Any] | None = None
         """The training loader, once it is known."""
         self.depth = QueueDepth(is_shallow=is_shallow)
@@ -627,10 +635,6 @@ class Loaders:
             counted.begin_epoch()
             self._begun = perf_counter()
         return counted
-
-    def is_counted(self, loader: DataLoader[Any]) -> bool:
-        """Return whether a loader trains, or may be the training loader."""
-        return id(loader) in self.counted
 
     def began(self, loader: DataLoader[Any]) -> float:
         """Record that a loader has its iterator; return when the script began to make it."""

@@ -1,10 +1,10 @@
 # ruff: noqa: SLF001 - torch's own names
-"""Hook into torch, so that a Watcher sees and can change what a script does.
+"""Hook into torch, so that a Session sees and can change what a script does.
 
-In: a Watcher, and modules as they are imported. Out: calls of the watcher, in the script's own
+In: a Session, and modules as they are imported. Out: calls of the session, in the script's own
 thread: for loaders, iterators, optimizers, losses, outermost modules and DDP. Each hook is on a
 method that subclasses share (`_BaseDataLoaderIter.__next__`), so that frameworks' loaders go
-through it too. A process has one watcher.
+through it too. A process has one session.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import sys
 import sysconfig
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial, wraps
 from numbers import Integral
 from pathlib import Path
-from types import FrameType
-from typing import Any, Protocol
+from types import FrameType, SimpleNamespace
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -38,6 +38,9 @@ from autotune.config.plan import INSTALLED, LoaderSite
 from autotune.protocol.attach import workers_unwatched
 from autotune.worker.script.imports import after_import
 from autotune.worker.script.overrides import switched
+
+if TYPE_CHECKING:
+    from autotune.worker.script.session import Session
 
 # Loaders that get `persistent_workers` from autotune, but must train as without it
 #
@@ -104,14 +107,7 @@ def _references(loader: Any) -> int:
     return sys.getrefcount(loader._iterator)
 
 
-class _Alone:
-    """Hold an iterator that has no other reference."""
-
-    def __init__(self) -> None:
-        self._iterator = object()
-
-
-_UNHELD = _references(_Alone())
+_UNHELD = _references(SimpleNamespace(_iterator=object()))
 """Reference count of an iterator that only the loader holds; it differs between Python versions."""
 
 
@@ -153,94 +149,33 @@ _LIBRARY = ("<frozen ", sysconfig.get_path("stdlib"))
 plain_next: Callable[[Any], Any] = _BaseDataLoaderIter.__next__
 """torch's own function, for the iterators of all loaders."""
 _plain_call = nn.Module.__call__
-_plain_iters: dict[type, Callable[[Any], Any]] = {}
+_plain_iters: dict[type, Callable[[Any], Any]] = {DataLoader: DataLoader.__iter__}
 
 
-class Watcher(Protocol):
-    """Methods called when the script uses torch; some may change what it does."""
-
-    def loader_arguments(self, site: LoaderSite, arguments: dict[str, Any]) -> None:
-        """Change the arguments, in place, of a loader that is about to be made."""
-        ...
-
-    def loader_made(self, site: LoaderSite, loader: DataLoader[Any]) -> None:
-        """Record a loader that was made."""
-        ...
-
-    def before_iter(self, loader: DataLoader[Any]) -> object | None:
-        """Return an iterator to use in place of the loader's own; None for its own."""
-        ...
-
-    def making_iterator(self, loader: DataLoader[Any]) -> AbstractContextManager[None]:
-        """Return the context in which the loader's own iterator is made."""
-        ...
-
-    def after_iter(self, loader: DataLoader[Any], iterator: Any) -> None:
-        """Record a loader's new iterator."""
-        ...
-
-    def on_next(self, iterator: Any) -> Any:
-        """Return the batch that the script asks for."""
-        ...
-
-    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Act before an optimizer's step."""
-        ...
-
-    def on_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Act after an optimizer's step."""
-        ...
-
-    def on_loss(self, loss: torch.Tensor) -> None:
-        """Act before the backward pass of a loss."""
-        ...
-
-    def after_backward(self) -> None:
-        """Act after a backward pass."""
-        ...
-
-    def on_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Act before the script calls a module itself. Must not raise.
-
-        No longer called after `release_module_calls`.
-        """
-        ...
-
-    def ddp_arguments(self, arguments: dict[str, Any]) -> None:
-        """Change the arguments, in place, with which a model is about to be wrapped in DDP."""
-        ...
-
-    def ddp_made(self, model: DistributedDataParallel) -> None:
-        """Record a model that was wrapped in DDP."""
-        ...
-
-
-def install(watcher: Watcher) -> None:
-    """Patch torch, so that it calls a watcher from now on."""
-    _patch_loader(DataLoader, watcher)
-    after_import(_STATEFUL, lambda module: _patch_loader(module.StatefulDataLoader, watcher))
+def install(session: Session) -> None:
+    """Patch torch, so that it calls a session from now on."""
+    _patch_loader(DataLoader, session)
+    after_import(_STATEFUL, lambda module: _patch_loader(module.StatefulDataLoader, session))
 
     def next_batch(self: Any) -> Any:
         try:
-            return watcher.on_next(self)
+            return session.on_next(self)
         except StopIteration:
             is_over(self)
             raise
 
     _BaseDataLoaderIter.__next__ = next_batch  # type: ignore[method-assign]
-    register_optimizer_step_pre_hook(lambda optimizer, *_: watcher.before_step(optimizer))
-    register_optimizer_step_post_hook(lambda optimizer, *_: watcher.on_step(optimizer))
-    _patch_backward(watcher)
-    _patch_calls(watcher)
-    _patch_ddp(watcher)
+    register_optimizer_step_pre_hook(lambda *_: session.before_step())
+    register_optimizer_step_post_hook(lambda optimizer, *_: session.on_step(optimizer))
+    _patch_backward(session)
+    _patch_calls(session)
+    _patch_ddp(session)
 
 
 def plain_iter(loader: DataLoader[Any]) -> Any:
-    """Return torch's iterator of a loader, made without calling the watcher."""
-    for base in type(loader).__mro__:
-        if base in _plain_iters:
-            return torchs_own(_plain_iters[base](loader))
-    return torchs_own(DataLoader.__iter__(loader))
+    """Return torch's iterator of a loader, made without calling the session."""
+    kind = next(base for base in type(loader).__mro__ if base in _plain_iters)
+    return torchs_own(_plain_iters[kind](loader))
 
 
 def torchs_own(iterator: Any) -> Any:
@@ -252,19 +187,18 @@ def torchs_own(iterator: Any) -> Any:
 
 
 def release_module_calls() -> None:
-    """Stop calling the watcher for module calls, since it costs each call a little."""
+    """Stop calling the session for module calls, since it costs each call a little."""
     nn.Module.__call__ = _plain_call  # type: ignore[method-assign]
     _CALLS.is_inside = _CALLS.is_released = True
 
 
-def _patch_loader(kind: type[DataLoader[Any]], watcher: Watcher) -> None:
+def _patch_loader(kind: type[DataLoader[Any]], session: Session) -> None:
     """Patch a loader class that has its own `__init__` and `__iter__`."""
     plain_init = kind.__init__
     signature = inspect.signature(kind.__init__)
     made = Counter[tuple[str, int]]()
     own_iter = kind.__iter__
     _plain_iters[kind] = own_iter
-    _plain_iters.setdefault(DataLoader, own_iter)
 
     @wraps(plain_init)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -280,20 +214,20 @@ def _patch_loader(kind: type[DataLoader[Any]], watcher: Watcher) -> None:
         site = _site_of(*place, made[place], arguments)
         made[place] += 1
         is_persistent = arguments.get("persistent_workers")
-        watcher.loader_arguments(site, arguments)
+        is_searched = session.overrides.loader(site, arguments)
         plain_init(self, **arguments)
         if self.persistent_workers and not is_persistent:
             guard_persistent(self)
-        watcher.loader_made(site, self)
+        session.loader_made(site, self, is_searched=is_searched)
 
     @wraps(own_iter)
     def begin(self: Any) -> Any:
-        instead = watcher.before_iter(self)
+        instead = session.before_iter(self)
         if instead is not None:
             return instead
-        with workers_unwatched(), watcher.making_iterator(self):
+        with workers_unwatched(), session.making_iterator(self):
             iterator = begin_persistent(self, own_iter)
-        watcher.after_iter(self, iterator)
+        session.after_iter(self, iterator)
         return iterator
 
     kind.__init__ = init  # type: ignore[method-assign]
@@ -352,7 +286,7 @@ def _site_of(file: str, line: int, nth: int, arguments: dict[str, Any]) -> Loade
     )
 
 
-def _patch_backward(watcher: Watcher) -> None:
+def _patch_backward(session: Session) -> None:
     """Patch torch.autograd.backward, which Tensor.backward looks up by name."""
     plain = torch.autograd.backward
 
@@ -360,9 +294,9 @@ def _patch_backward(watcher: Watcher) -> None:
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
         loss = tensors[0] if isinstance(tensors, list | tuple) and tensors else tensors
         if isinstance(loss, torch.Tensor):
-            watcher.on_loss(loss)
+            session.on_loss(loss)
         plain(tensors, *args, **kwargs)
-        watcher.after_backward()
+        session.after_backward()
 
     torch.autograd.backward = backward
 
@@ -378,19 +312,19 @@ class _Calls:
     is_inside: bool = False
     """True during an outermost module's call."""
     is_released: bool = False
-    """True once the watcher is no longer called."""
+    """True once the session is no longer called."""
 
 
 _CALLS = _Calls()
 
 
-def _patch_calls(watcher: Watcher) -> None:
+def _patch_calls(session: Session) -> None:
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if _CALLS.is_inside:
             return _plain_call(self, *args, **kwargs)
         _CALLS.is_inside = True
         try:
-            watcher.on_call(self, args, kwargs)
+            session.on_call(self, args, kwargs)
             return switched(self, partial(_plain_call, self), args, kwargs)
         finally:
             _CALLS.is_inside = _CALLS.is_released
@@ -398,7 +332,7 @@ def _patch_calls(watcher: Watcher) -> None:
     nn.Module.__call__ = call  # type: ignore[method-assign]
 
 
-def _patch_ddp(watcher: Watcher) -> None:
+def _patch_ddp(session: Session) -> None:
     plain_init = DistributedDataParallel.__init__
     signature = inspect.signature(DistributedDataParallel.__init__)
 
@@ -407,8 +341,8 @@ def _patch_ddp(watcher: Watcher) -> None:
         bound = signature.bind(self, *args, **kwargs)
         arguments = dict(bound.arguments)
         arguments.pop("self")
-        watcher.ddp_arguments(arguments)
+        session.overrides.ddp(arguments)
         plain_init(self, **arguments)
-        watcher.ddp_made(self)
+        session.ddp_made(self)
 
     DistributedDataParallel.__init__ = init  # type: ignore[method-assign]

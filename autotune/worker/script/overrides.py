@@ -57,15 +57,10 @@ _GPUS = Path("/proc/driver/nvidia/gpus")
 class Begun:
     """State of a process before the first line of its script."""
 
-    cores: frozenset[int]
+    cores: frozenset[int] = field(default_factory=allowed_cores)
     """Cores that it may use."""
-    is_numbered: bool
+    is_numbered: bool = field(default_factory=lambda: "LOCAL_RANK" in os.environ)
     """True if a launcher gave it a rank on this host."""
-
-
-def as_begun() -> Begun:
-    """Return the present state of this process."""
-    return Begun(allowed_cores(), "LOCAL_RANK" in os.environ)
 
 
 def can_bind_script(begun: Begun, ranks: int, device: torch.device) -> bool:
@@ -144,13 +139,15 @@ def follow_variables() -> None:
 
     def importing(name: str, *arguments: Any, **named: Any) -> Any:
         nonlocal is_over
-        if not is_over and name.partition(".")[0] == "torch" and not _is_ours(sys._getframe(1)):  # noqa: SLF001
+        importer = str(sys._getframe(1).f_globals.get("__name__"))  # noqa: SLF001
+        is_torch = name.partition(".")[0] == "torch"
+        if not is_over and is_torch and importer.partition(".")[0] != "autotune":
             is_over = True
             if builtins.__import__ is importing:
                 builtins.__import__ = plain
             changed = [now for now, was in zip(_values(), before, strict=True) if now != was]
-            value = changed[0] if changed else None
-            if value is not None and value.isdecimal() and int(value) > 0:
+            value = (changed or [None])[0] or ""
+            if value.isdecimal() and int(value) > 0:
                 torch.set_num_threads(int(value))
         return plain(name, *arguments, **named)
 
@@ -159,10 +156,6 @@ def follow_variables() -> None:
 
 def _values() -> list[str | None]:
     return [os.environ.get(name) for name in _VARIABLES]
-
-
-def _is_ours(frame: Any) -> bool:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "autotune"
 
 
 # Precision and layout of a script's outermost modules

@@ -58,10 +58,8 @@ from autotune.worker.script.bench import (
     is_clean_exit,
     loader_like,
     no_loop,
-    raised,
     rank,
     ranks,
-    told,
 )
 from autotune.worker.script.feeds import (
     STEPS_BEYOND_BATCHES,
@@ -146,64 +144,58 @@ class Applied:
         wanted = facts.loaders[-1]
         known = _place(wanted) + (f" ({wanted.code})" if wanted.code else "")
         trained = [made for made in self._sightings.made if made.is_trained_on]
-        searched = [made for made in self._sightings.made if made.is_searched and made.was_iterated]
+        searched = self._searched()
         if searched:
-            loader = searched[-1].loader()
-            names = [name for name, _ in self._wanted(searched[-1])]
-            settings = ", ".join(
-                f"{name}={getattr(loader, name)}" for name in names if hasattr(loader, name)
-            )
+            settings = [f"{name}={own}" for name, _, own in self._settings(searched[-1])]
             if settings:
-                _write(
-                    f"the DataLoader that is made in {_place(searched[-1].site)}, has {settings}"
-                )
+                place = _place(searched[-1].site)
+                _write(f"the DataLoader that is made in {place}, has {', '.join(settings)}")
         elif trained:
             _write(
                 f"stopped before the first step: the settings belong to a DataLoader like that of "
-                f"{known}, but this "
-                f"training uses another one, made in {_place(trained[-1].site)}; search again with "
-                f"this script, or "
-                "start it without autotune"
+                f"{known}, but this training uses another one, made in {_place(trained[-1].site)}; "
+                f"search again with this script, or start it without autotune"
             )
             raise SystemExit(2)
         else:
             _write(
                 f"the loader's settings could not be put in: the script uses no DataLoader, as "
-                f"that of {known} was; "
-                "search again with this script"
+                f"that of {known} was; search again with this script"
             )
 
-    def _wanted(self, made: Made) -> Iterator[tuple[str, object]]:
-        """Yield the attributes that a loader should have, with their values."""
+    def _searched(self) -> list[Made]:
+        """Return the loaders that the settings belong to, as far as they were iterated."""
+        return [made for made in self._sightings.made if made.is_searched and made.was_iterated]
+
+    def _settings(self, made: Made) -> Iterator[tuple[str, object, object]]:
+        """Yield the arguments that a loader should have, with the wanted and its own value."""
+        loader = made.loader()
+        if loader is None:
+            return
         changed = self._overrides.changed
         config = self._overrides.config
         if "micro_batch_size" in changed and made.takes_batch_size:
-            yield "batch_size", config.loader_batch_size
+            yield "batch_size", config.loader_batch_size, loader.batch_size
         for name, value in config.loader_settings.items():
             has_effect = config.num_workers or name not in NEUTRAL_WITHOUT_WORKERS
             if name in changed and has_effect:
-                yield name, value
+                yield name, value, argument_of(loader, name)
 
     def _not_in_force(self) -> Iterator[str]:
         """Yield a sentence for each setting whose value is not the recommended one."""
-        for made in self._sightings.made:
-            loader = made.loader()
-            if loader is None or not (made.is_searched and made.was_iterated):
-                continue
-            for name, value in self._wanted(made):
-                is_argument = name in LOADER_SETTINGS
-                own = argument_of(loader, name) if is_argument else getattr(loader, name, None)
+        for made in self._searched():
+            for name, value, own in self._settings(made):
                 if own != value:
-                    yield f"not in force: {name}={value}; the DataLoader that is made in {_place(made.site)}, has {own}"
-        changed = self._overrides.changed
-        config = self._overrides.config
-        if "intra_op_threads" in changed and torch.get_num_threads() != config.intra_op_threads:
-            yield f"not in force: intra_op_threads={config.intra_op_threads}; it has {torch.get_num_threads()}"
+                    place = _place(made.site)
+                    yield f"not in force: {name}={value}; the DataLoader that is made in {place}, has {own}"
+        wanted = self._overrides.config.intra_op_threads
+        own = torch.get_num_threads()
+        if "intra_op_threads" in self._overrides.changed and own != wanted:
+            yield f"not in force: intra_op_threads={wanted}; it has {own}"
 
 
 def _place(site: LoaderSite) -> str:
-    which = f", as number {site.nth + 1}" if site.nth else ""
-    return f"{Path(site.file).name}, line {site.line}{which}"
+    return f"{Path(site.file).name}, line {site.line}"
 
 
 def _write(line: str) -> None:
@@ -343,15 +335,9 @@ def _notes_on_other_loaders(feed: ScriptFeed, seen: Sightings) -> Iterator[Note]
     site = seen.site_of(feed.loader)
     if beside.trained_s >= _REPORTED_FROM_S and beside.site is not None:
         waiting = min(1.0, beside.waited_s / beside.trained_s)
-        yield other_training(
-            place=_place_of(beside.site), seconds=beside.trained_s, waiting=waiting
-        )
+        yield other_training(place=_place(beside.site), seconds=beside.trained_s, waiting=waiting)
     if feed.has_moved and site is not None:
-        yield training_moved(place=_place_of(site), batch_size=site.batch_size)
-
-
-def _place_of(site: LoaderSite) -> str:
-    return f"{Path(site.file).name}, line {site.line}"
+        yield training_moved(place=_place(site), batch_size=site.batch_size)
 
 
 def _probe(
@@ -388,14 +374,10 @@ def _probe(
             seen.samples.clear()
             seen.spans.clear()
             continue
-        seen.samples.append(delivery.samples // ranks())
-        seen.shapes.see(delivery.batch)
-        seen.batches += 1
-        before = dict(seen.steps)
+        seen.batch(delivery.batch, delivery.samples // ranks())
+        before = seen.steps.copy()
         scene.trainer.train(delivery.batch)
-        made = max(
-            (count - before.get(optimizer, 0) for optimizer, count in seen.steps.items()), default=0
-        )
+        made = max((seen.steps - before).values(), default=0)
         steps += made
         span += 1
         if made:
@@ -413,10 +395,6 @@ def _probe(
                 f"{job.process.deadline_s:.0f} s, but "
                 f"made {steps}; give it shorter steps, or a longer budget.timeout_s"
             )
-    # Derive the baseline and the facts.
-    placeholders = placeholders_in(job.command or ())
-    observed = seen.observed(job.config, loader, ranks(), placeholders)
-    script = seen.facts(observed, loader, placeholders)
     # Read ahead into the page cache, and check how a stream is shared between workers.
     is_parted = True
     if loader is not None and isinstance(feed, ScriptFeed):
@@ -430,14 +408,18 @@ def _probe(
                 or loader.num_workers > 1
                 or _is_sharded(loader.dataset, feed)
             )
-    has_python_start = python_start(filled(job.command or (), job.config)) is not None
-    own = {
-        "modules": installed_modules(modules),
-        "is_in_process": job.command is not None
-        and is_own_python(job.command[0])
-        and has_python_start,
-    }
-    script = script.model_copy(update=own)
+    # Derive the baseline and the facts.
+    command = job.command or ()
+    placeholders = placeholders_in(command)
+    observed = seen.observed(job.config, loader, ranks(), placeholders)
+    is_in_process = python_start(filled(command, job.config)) is not None
+    script = seen.facts(
+        observed,
+        loader,
+        placeholders,
+        modules=installed_modules(modules),
+        is_in_process=is_in_process and is_own_python(command[0]),
+    )
     return _done(
         facts=seen.workload_facts(observed, loader, script, is_sharded=is_parted),
         variables=changed_variables(variables),
@@ -468,43 +450,22 @@ def _is_sharded(dataset: Any, feed: ScriptFeed) -> bool:
 
 
 def _trace(job: messages.CurvesJob, place: Place, start: Start, scene: Scene) -> RankReport:
-    if not isinstance(scene.feed, ScriptFeed):
-        raise WorkloadFault("the sides of a script can't be measured alone without a DataLoader")
-    _refuse_ranks("the sides of a script can't be measured alone")
-    scene.feed.take_over()
-    scene.feed.stop()
+    _stop_loader(scene, "the sides of a script can't be measured alone")
 
     def keep(known: Curves) -> None:
         place.keep(_done(curves=known))
 
-    return _done(
-        curves=trace_curves(ScriptBench(scene), job, scene.device, start.ends_at, keep=keep)
-    )
+    bench = ScriptBench(scene)
+    return _done(curves=trace_curves(bench, job, scene.device, start.ends_at, keep=keep))
 
 
 def _compare(job: messages.PrecisionJob, start: Start, scene: Scene) -> RankReport:
-    if not isinstance(scene.feed, ScriptFeed):
-        raise WorkloadFault(
-            "a precision can be compared to float32 only where the script has a DataLoader"
-        )
-    return _done(guard=compare_to_float32(scene, job, start.ends_at))
-
-
-def _refuse_ranks(what: str) -> None:
-    if ranks() > 1:
-        raise WorkloadFault(
-            f"{what} in several ranks, of which each goes its own way there; measure one rank"
-        )
+    feed = _feed_of(scene, "a precision can't be compared to float32")
+    return _done(guard=compare_to_float32(scene, feed, job, start.ends_at))
 
 
 def _train_on_largest(job: messages.StressJob, start: Start, scene: Scene) -> RankReport:
-    feed = scene.feed
-    loader = scene.loader
-    if loader is None or not isinstance(feed, ScriptFeed):
-        raise WorkloadFault("without a DataLoader nobody knows a script's largest samples")
-    _refuse_ranks("a script's largest samples can't be trained on")
-    feed.take_over()
-    feed.stop()
+    loader = _stop_loader(scene, "a script's largest samples can't be trained on")
     own = loader_like(loader, job.config)
     batches = unwrapped(loader).batch_sampler
     now = perf_counter()
@@ -516,6 +477,29 @@ def _train_on_largest(job: messages.StressJob, start: Start, scene: Scene) -> Ra
     fresh = Feed(own)
     first = fresh.start().batch
     return _done(stress=stress_figures(scene.trainer, largest, first, fresh, job, start.ends_at))
+
+
+def _stop_loader(scene: Scene, fault: str) -> DataLoader[Any]:
+    """Return the script's loader, whose workers are ended, for a job that makes copies of it.
+
+    Raises:
+        WorkloadFault: The script has several ranks or no DataLoader; `fault` begins the message.
+    """
+    feed = _feed_of(scene, fault)
+    if ranks() > 1:
+        raise WorkloadFault(
+            f"{fault} in several ranks, of which each goes its own way there; measure one rank"
+        )
+    feed.stop()
+    return feed.loader
+
+
+def _feed_of(scene: Scene, fault: str) -> ScriptFeed:
+    """Return the feed of the script's DataLoader, which is iterated here from now on."""
+    if not isinstance(scene.feed, ScriptFeed):
+        raise WorkloadFault(f"{fault} without a DataLoader")
+    scene.feed.take_over()
+    return scene.feed
 
 
 # The session: from torch's calls to the job
@@ -531,15 +515,10 @@ Source: our convention."""
 _LONGEST_TURN_S = 10.0
 """Seconds of training on another loader from which that loader is measured. Source: our
 convention."""
-
-
-def _may_be_followed(feed: ScriptFeed) -> bool:
-    """Return whether the script may now rebuild its training loader: the epoch is over or was left.
-
-    Lightning asks for no more batches than an epoch has, and holds the old iterator until it has
-    made the next one.
-    """
-    return feed.is_between_epochs or feed.was_left or feed.is_at_end()
+_ENDED_EARLY = (
+    "a script must train for some seconds to be measured, but it ended before that; give it more "
+    "epochs or more steps, as a real training has"
+)
 
 
 def _held_weakly(dataset: object) -> Callable[[], object]:
@@ -551,28 +530,30 @@ def _held_weakly(dataset: object) -> Callable[[], object]:
 
 
 class Session:
-    """Watch a process for its job; implements hooks.Watcher.
+    """Watch a process for its job; `hooks` calls it whenever the script uses torch.
 
     Args:
         job: The job; None runs the script to its end with the overrides and measures nothing.
         overrides: The settings that the script should have.
         place: The folder that the report goes to.
-        do: Does the job in a scene, and returns its report.
+        do: Function that does the job in a scene, and returns its report; None without a job.
     """
 
     def __init__(
-        self, job: messages.WorkloadJob | None, overrides: Overrides, place: Place, do: Doer
+        self,
+        job: messages.WorkloadJob | None,
+        overrides: Overrides,
+        place: Place,
+        do: Doer | None = None,
     ) -> None:
         self.job = job
         self.overrides = overrides
         self.place = place
         self._do = do
         self.sightings = Sightings()
-        self.conductor: Conductor | None = None
+        self.conductor = Conductor(self._measure)
         self.feed: ScriptFeed | StepFeed | None = None
         self.trainer: ScriptTrainer | None = None
-        self._before_step_acts: Callable[[torch.optim.Optimizer], None] | None = None
-        """The job's own function, called right before each optimizer step."""
         self._applied = Applied(overrides, self.sightings) if job is None else None
         self._is_passive = job is None or os.environ.get("RANK", "0") != "0"
         """True if this process measures nothing: there is no job, or another rank has it."""
@@ -586,8 +567,6 @@ class Session:
         """Time of that request, by perf_counter."""
         self._has_wrapper = False
         """True if another iterator wraps torch's own and changes each batch."""
-        self._is_searched = True
-        """True if the loader about to be made is one of the searched ones."""
         self._is_in_step = False
         """True if another loader gave a batch with gradients on since the training loader did."""
         self._has_stepped = False
@@ -596,108 +575,96 @@ class Session:
 
     # Loaders
 
-    def loader_arguments(self, site: LoaderSite, arguments: dict[str, Any]) -> None:
-        """See hooks.Watcher."""
-        self._is_searched = self.overrides.loader(site, arguments)
-
-    def loader_made(self, site: LoaderSite, loader: DataLoader[Any]) -> None:
-        """See hooks.Watcher."""
+    def loader_made(self, site: LoaderSite, loader: DataLoader[Any], *, is_searched: bool) -> None:
+        """Record a loader that was made; `is_searched` if the job's settings apply to it."""
         if self._applied is not None and self._applied.has_checked:
             return
-        dataset = (lambda: None) if self._is_passive else _held_weakly(loader.dataset)
-        made = Made(site, ref(loader), dataset, takes_batch_size=loader.batch_size is not None)
-        made.is_searched = self._is_searched
-        made.is_between_epochs = isinstance(self.feed, ScriptFeed) and _may_be_followed(self.feed)
+        made = Made(
+            site,
+            ref(loader),
+            (lambda: None) if self._is_passive else _held_weakly(loader.dataset),
+            takes_batch_size=loader.batch_size is not None,
+            is_between_epochs=isinstance(self.feed, ScriptFeed) and self.feed.may_be_rebuilt,
+            is_searched=is_searched,
+        )
         self.sightings.made.append(made)
 
     def before_iter(self, loader: DataLoader[Any]) -> object | None:
-        """See hooks.Watcher."""
-        if not self._is_measuring:
-            self.sightings.iterated(loader)
-        return None if self._is_passive or self._is_measuring else self._before_iter(loader)
-
-    def _before_iter(self, loader: DataLoader[Any]) -> object | None:
-        feed = self.feed
-        if self._is_another_thread:
+        """Return an iterator to use in place of the loader's own; None for its own."""
+        if self._is_measuring:
             return None
+        self.sightings.iterated(loader)
+        if self._is_passive or self._is_another_thread:
+            return None
+        feed = self.feed
         if self._loaders.is_evaluated(loader):
             if isinstance(feed, ScriptFeed):
                 feed.beside.begin()
             return None
+        if isinstance(feed, StepFeed):
+            return None
         if feed is not None:
-            if not isinstance(feed, ScriptFeed):
-                return None
-            is_rebuilt = _may_be_followed(feed) and self.sightings.is_rebuilt_from(
-                loader, feed.loader
-            )
+            is_rebuilt = feed.may_be_rebuilt and self.sightings.is_rebuilt_from(loader, feed.loader)
             if loader is not feed.loader and not is_rebuilt:
                 feed.beside.begin()
                 return None
-            if feed.is_own and self.conductor is not None and not self._has_wrapper:
+            if feed.is_own and not self._has_wrapper:
                 return HeldBatches(self.conductor)
         counted = self._loaders.begin(loader, is_sure=feed is not None)
-        if isinstance(feed, ScriptFeed) and counted is not None and loader is not feed.loader:
+        if feed is not None and counted is not None and loader is not feed.loader:
             self._loaders.forget(feed.loader)
             feed.follow(counted)
         return None
 
     def making_iterator(self, loader: DataLoader[Any]) -> AbstractContextManager[None]:
         """Give the measured loader, or one that may become it, a short queue at first."""
-        if self._is_passive or self._is_measuring or self._is_another_thread:
+        is_other_work = self._is_passive or self._is_measuring or self._is_another_thread
+        if is_other_work or not torch.is_grad_enabled():
             return nullcontext()
-        if not torch.is_grad_enabled():
-            return nullcontext()
-        if self.feed is None and not self._loaders.is_counted(loader):
-            return nullcontext()
-        if self.feed is not None and self.feed.loader is not loader:
-            return nullcontext()
-        return self._loaders.depth.applied(loader)
+        may_train = id(loader) in self._loaders.counted
+        is_followed = may_train if self.feed is None else self.feed.loader is loader
+        return self._loaders.depth.applied(loader) if is_followed else nullcontext()
 
     def after_iter(self, loader: DataLoader[Any], iterator: Any) -> None:
-        """See hooks.Watcher."""
+        """Record a loader's new iterator."""
         if self._is_passive or self._is_measuring:
             return
         inner = torchs_own(iterator)
         self._has_wrapper = inner is not iterator
-        iterator = inner
+        is_evaluation = self._loaders.is_evaluated(loader)
         # A subclass may return a generator, which takes no attributes.
         with suppress(AttributeError):
-            iterator.autotune_loader = loader
-            iterator.autotune_is_evaluation = self._loaders.is_evaluated(loader)
-        if getattr(iterator, "autotune_is_evaluation", False):
+            inner.autotune_loader = loader
+            inner.autotune_is_evaluation = is_evaluation
+        if is_evaluation:
             return
         begun = self._loaders.began(loader)
         if isinstance(self.feed, ScriptFeed) and loader is self.feed.loader:
-            self.feed.began_epoch(iterator, begun)
+            self.feed.began_epoch(inner, begun)
 
     def on_next(self, iterator: Any) -> Any:
-        """See hooks.Watcher."""
+        """Return the batch that the script asks for."""
         loader: DataLoader[Any] | None = getattr(iterator, "autotune_loader", None)
+        feed = self.feed
         # Once the feed is dry, forward passes drive the script.
-        has_given_up = isinstance(self.feed, ScriptFeed) and self.feed.is_dry
+        has_given_up = isinstance(feed, ScriptFeed) and feed.is_dry
         if loader is None or self._is_measuring or has_given_up:
             # The measurement takes and counts the batches of the loaders that it has made itself.
             is_own = self._is_measuring and not self._is_another_thread
             return plain_next(iterator) if is_own else uncounted(iterator)
-        if isinstance(self.feed, ScriptFeed) and self.conductor is not None:
-            is_side = iterator.autotune_is_evaluation or self._is_another_thread
-            return self._next_of(loader, iterator, self.feed, self.conductor, is_side=is_side)
+        if isinstance(feed, ScriptFeed):
+            return self._next_of(loader, iterator, feed)
         if iterator.autotune_is_evaluation:
             return uncounted(iterator)
-        if loader is self._loaders.training and self.conductor is None:
-            return self._begin(loader, iterator)
+        if feed is None and loader is self._loaders.training:
+            counted = self._loaders.counted[id(loader)]
+            depth = self._loaders.depth
+            return self._start(ScriptFeed(self.conductor, counted, iterator, depth, ranks()))
         return self._loaders.next(loader, iterator)
 
-    def _next_of(
-        self,
-        loader: DataLoader[Any],
-        iterator: Any,
-        feed: ScriptFeed,
-        conductor: Conductor,
-        *,
-        is_side: bool,
-    ) -> Any:
+    def _next_of(self, loader: DataLoader[Any], iterator: Any, feed: ScriptFeed) -> Any:
         """Return a batch of the training loader or of another one, while the measurement runs."""
+        is_side = iterator.autotune_is_evaluation or self._is_another_thread
         if not is_side and loader is not feed.loader and self._has_moved_to(loader, feed):
             feed.move(self._loaders.moved(feed.loader, loader))
             feed.began_epoch(iterator, perf_counter())
@@ -708,7 +675,7 @@ class Session:
             feed.ask_of(iterator)
             self._steps_since_asked = 0
             self._asked_at = perf_counter()
-            return conductor.ask()
+            return self.conductor.ask()
         if self._is_another_thread:
             return uncounted(iterator)
         return self._side_batch(loader, iterator, feed.beside)
@@ -722,14 +689,13 @@ class Session:
         """
         if feed.is_own or feed.beside.steps < _STEPS_TO_MOVE:
             return False
-        is_remade = _may_be_followed(feed) and self.sightings.is_remade(loader, feed.loader)
+        is_remade = feed.may_be_rebuilt and self.sightings.is_remade(loader, feed.loader)
         return is_remade or (not feed.has_moved and feed.beside.turn_s > _LONGEST_TURN_S)
 
     def _side_batch(self, loader: DataLoader[Any], iterator: Any, beside: SideBatches) -> Any:
         """Return a batch of a loader other than the measured one, and record its wait."""
-        self._steps_since_asked = (
-            0  # the next steps train on this batch, not on batches the script kept
-        )
+        # The next steps train on this batch, not on batches that the script kept.
+        self._steps_since_asked = 0
         self._is_in_step = torch.is_grad_enabled()
         if beside.steps == 1:
             beside.site = self.sightings.site_of(loader) or beside.site
@@ -744,19 +710,21 @@ class Session:
 
     # Steps
 
-    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """See hooks.Watcher."""
+    def before_step(self) -> None:
+        """Act before an optimizer's step."""
         self.overrides.before_step()
         self._has_stepped = True
         if self._applied is not None:
             self._applied.before_step()
-        if self._before_step_acts is not None:
-            self._before_step_acts(optimizer)
 
     def on_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """See hooks.Watcher."""
+        """Act after an optimizer's step."""
         if not self._is_passive and not self.sightings.steps:
-            self._defer_to_rank_0()
+            # If a process group is open by the first step, only rank 0 measures.
+            self._is_passive = rank() != 0
+            if self._is_passive:
+                # A loader already being iterated gets its full queue with the next batch.
+                self._loaders.depth.end()
         if self._is_passive:
             return
         self.sightings.step(optimizer)
@@ -768,29 +736,17 @@ class Session:
         if self.trainer is not None:
             if optimizer is self.trainer.optimizer:
                 self.trainer.accumulated = 0
-            if self._drives_by_step and self.conductor is not None:
+            if self._drives_by_step:
                 self.conductor.ask()
             else:
                 self._check_for_kept_batches()
-            return
-        if self._drives_by_forward or self._drives_by_step:
-            return
-        if self._loaders.has_none_after_step():
+        elif not self._drives_by_forward and self._loaders.has_none_after_step():
             self._drive_by_forward()
-
-    def _defer_to_rank_0(self) -> None:
-        """Leave the measurement to rank 0 if a process group is open by the first step."""
-        self._is_passive = rank() != 0
-        if self._is_passive:
-            # A loader already being iterated gets its full queue with the next batch.
-            self._loaders.depth.end()
 
     def _check_for_kept_batches(self) -> None:
         """Switch to counting steps if the script trains on batches it kept (itertools.cycle)."""
         feed = self.feed
-        if not isinstance(feed, ScriptFeed) or feed.is_dry:
-            return
-        if self.conductor is None or self._is_another_thread:
+        if not isinstance(feed, ScriptFeed) or feed.is_dry or self._is_another_thread:
             return
         self._steps_since_asked += 1
         if self._steps_since_asked > feed.batches + STEPS_BEYOND_BATCHES:
@@ -799,20 +755,19 @@ class Session:
             self._drive_by_forward()
 
     def on_loss(self, loss: Tensor) -> None:
-        """See hooks.Watcher."""
+        """Act before the backward pass of a loss."""
         self._was_backward = True
-        if isinstance(self.feed, StepFeed):
-            self.feed.computes()
+        self._computes()
         if self.trainer is not None and loss.numel() == 1:
             self.trainer.loss = loss.detach().reshape(())
 
     def after_backward(self) -> None:
-        """See hooks.Watcher."""
+        """Act after a backward pass."""
         if isinstance(self.feed, StepFeed):
             self.feed.has_trained()
 
     def on_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """See hooks.Watcher."""
+        """Act before the script calls a module itself, until `release_module_calls`; must not raise."""
         if self._is_passive:
             if not self.overrides.follows_modules:
                 release_module_calls()
@@ -824,12 +779,8 @@ class Session:
         if trains and (module.training or not self._has_stepped):
             self.overrides.module(module)
 
-    def ddp_arguments(self, arguments: dict[str, Any]) -> None:
-        """See hooks.Watcher."""
-        self.overrides.ddp(arguments)
-
     def ddp_made(self, model: DistributedDataParallel) -> None:
-        """See hooks.Watcher."""
+        """Record a model that was wrapped in DDP."""
         self.sightings.ddp = model
         self.overrides.ddp_made(model)
 
@@ -838,18 +789,11 @@ class Session:
     @property
     def _is_another_thread(self) -> bool:
         """True outside the training thread (a parallel evaluation): it costs training no time."""
-        return self.conductor is not None and self.conductor.thread != get_ident()
+        return self.conductor.thread not in {None, get_ident()}
 
     @property
     def _is_measuring(self) -> bool:
-        return self.conductor is not None and self.conductor.is_measuring
-
-    def _begin(self, loader: DataLoader[Any], iterator: Any) -> Any:
-        """Start the measurement at a batch of the training loader."""
-        counted = self._loaders.counted[id(loader)]
-        depth = self._loaders.depth
-        feed = ScriptFeed(self._lead(), counted, iterator, depth, ranks())
-        return self._start(feed)
+        return self.conductor.is_measuring
 
     def _drive_by_forward(self) -> None:
         """Start or continue the measurement at each forward pass of the largest module."""
@@ -857,26 +801,25 @@ class Session:
         module = self.sightings.main_module
         if module is None:
             self._drives_by_step = True
-            if self.conductor is None:
-                self._lead()
+            if self.feed is None:
                 self._start(StepFeed(ranks()))
             return
         self._drives_by_forward = True
 
         def ask(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if not torch.is_grad_enabled() and isinstance(self.feed, StepFeed):
-                self.feed.computes()
+            if not torch.is_grad_enabled():
+                self._computes()
+                return
             # Without a backward pass since the last one, this is another view of the same batch.
-            if not torch.is_grad_enabled() or not self._was_backward:
+            if not self._was_backward:
                 return
             self._was_backward = False
-            sizes = [tensor.shape[0] for tensor in tensors_of((args, kwargs)) if tensor.ndim]
-            if self.conductor is not None:
+            if self.feed is not None:
                 self.conductor.ask()
                 return
+            sizes = [tensor.shape[0] for tensor in tensors_of((args, kwargs)) if tensor.ndim]
             self.sightings.samples = sizes[:1]
             samples = sizes[0] if sizes else 1
-            self._lead()
             is_on_cpu = device_of(self.sightings.main_optimizer).type == "cpu"
             self._start(StepFeed(samples * ranks(), is_timed=is_on_cpu))
 
@@ -886,21 +829,17 @@ class Session:
                 other.register_forward_pre_hook(self._computes)
 
     def _computes(self, *_: object) -> None:
-        """Stop the batch clock: a module other than the largest is called."""
+        """Stop the batch clock: the script computes a loss or another module, not a batch."""
         if isinstance(self.feed, StepFeed):
             self.feed.computes()
 
-    def _lead(self) -> Conductor:
-        self.conductor = Conductor(self._measure)
-        return self.conductor
-
     def _start(self, feed: ScriptFeed | StepFeed) -> Any:
-        assert self.conductor is not None  # noqa: S101 - made by _lead
+        """Start the measurement, and return the batch that it gives first."""
         release_module_calls()
         # A job that the script starts at an epoch's end (a linear probe, say) is not measured.
         unwatch_children()
         optimizer = self.sightings.main_optimizer
-        assert self.job is not None  # noqa: S101 - a passive session never leads
+        assert self.job is not None  # noqa: S101 - a passive session starts no measurement
         device = open_device(str(device_of(optimizer)), limit_bytes=self.job.process.limit_bytes)
         device.cap_memory()
         self.feed = feed
@@ -915,9 +854,15 @@ class Session:
             device=self.trainer.device,
             feed=self.feed,
             trainer=self.trainer,
-            before_steps=partial(setattr, self, "_before_step_acts"),
         )
-        self.end(outcome_of(lambda: told(lambda: self._do(scene))))
+        self.end(outcome_of(partial(self._report_of, scene)))
+
+    def _report_of(self, scene: Scene) -> RankReport:
+        assert self._do is not None  # noqa: S101 - a session without a job measures nothing
+        try:
+            return self._do(scene)
+        except FeedEnded:
+            raise WorkloadFault(_ENDED_EARLY) from None
 
     def end(self, report: RankReport) -> None:
         """Write the report and end the process at once, without cleanup of the script's own."""
@@ -940,13 +885,18 @@ class Session:
         """
         if self._is_passive or self.place.report.exists():
             return
+        seen = self.sightings
         is_elsewhere = self._is_another_thread
         if error is not None and not is_clean_exit(error):
             if not is_elsewhere:
-                self.end(outcome_of(lambda: raised(error)))
-        elif self.conductor is not None and not is_elsewhere:
+                self.end(outcome_of(partial(_raise, error)))
+        elif is_elsewhere:  # the training thread has ended
+            self.end(outcome_of(partial(_raise, WorkloadFault(_ENDED_EARLY))))
+        elif self.conductor.thread is not None:
             self.conductor.end()
-        elif self.conductor is not None:  # the training thread has ended
-            self.end(outcome_of(lambda: told(lambda: raised(FeedEnded()))))
-        elif self.sightings.made or self.sightings.steps:
-            self.end(outcome_of(lambda: raised(WorkloadFault(no_loop(self.sightings)))))
+        elif seen.made or seen.steps:
+            self.end(outcome_of(partial(_raise, WorkloadFault(no_loop(seen)))))
+
+
+def _raise(error: BaseException) -> RankReport:
+    raise error

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median_low
 from time import perf_counter
@@ -34,110 +34,11 @@ from autotune.config.training_config import (
     TrainingConfig,
 )
 from autotune.messages.space import setting_unreached
-from autotune.note import Note
 from autotune.worker.batch import leaves_of, tensors_of
 from autotune.worker.build import is_stream, length_of, optimizer_facts
 from autotune.worker.device import has_convolutions, is_deterministic
 from autotune.worker.script.hooks import has_epochs
-from autotune.worker.script.overrides import Begun, accelerate_state, as_begun, can_bind_script
-
-# Settings of the training step: their observed values, and which of them can be changed from
-# outside
-
-
-@dataclass(slots=True)
-class BatchShapes:
-    """Record the shapes of the batches that a script trains on."""
-
-    seen: Counter[tuple[torch.Size, ...]] = field(default_factory=Counter)
-
-    def see(self, batch: object) -> None:
-        """Record a batch; one without tensors is ignored."""
-        shapes = tuple(tensor.shape for tensor in tensors_of(batch))
-        if shapes:
-            self.seen[shapes] += 1
-
-    @property
-    def are_fixed(self) -> bool | None:
-        """True if all batches but an epoch's last have the same shapes; None after under three."""
-        if self.seen.total() < 3:  # two may be alike by chance
-            return None
-        without_sizes = set()
-        for shapes in self.seen:
-            without_sizes.add(tuple((len(shape), *shape[1:]) for shape in shapes))
-        # An epoch may end with a smaller batch, so that two sizes are allowed.
-        return len(without_sizes) == 1 and len(self.seen) <= 2
-
-
-def observed_step(optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
-    """Return a script's own values of these settings; torch's defaults if no optimizer is known."""
-    groups = [] if optimizer is None else optimizer.param_groups
-    return {
-        "cudnn_benchmark": torch.backends.cudnn.benchmark,
-        "fused": any(bool(group.get("fused")) for group in groups),
-    }
-
-
-def asked_lr(optimizer: torch.optim.Optimizer) -> float | None:
-    """Return the learning rate that the script configured: the peak, or the rate before scheduling.
-
-    Source: torch.optim.lr_scheduler, LRScheduler (initial_lr) and OneCycleLR (max_lr).
-    """
-    group = optimizer.param_groups[0]
-    rate = group.get("max_lr", group.get("initial_lr", group.get("lr")))
-    return float(rate) if rate is not None and float(rate) > 0 else None
-
-
-def is_channels_last(module: nn.Module) -> bool:
-    """Return whether all 4-D parameters are channels_last; shapes that fit both layouts are skipped."""
-    images = [
-        part for part in module.parameters() if part.ndim == IMAGE_DIMS and min(part.shape[1:]) > 1
-    ]
-    return bool(images) and all(
-        part.is_contiguous(memory_format=torch.channels_last) and not part.is_contiguous()
-        for part in images
-    )
-
-
-def step_facts(modules: Iterable[nn.Module], shapes: BatchShapes) -> dict[str, Any]:
-    """Return the fields of WorkloadFacts that say if these settings can help."""
-    return {"has_convolutions": has_convolutions(modules), "has_fixed_shapes": shapes.are_fixed}
-
-
-def reached_step(device_type: str) -> Iterator[str]:
-    """Yield the settings of the step that can be changed from outside."""
-    if device_type == "cuda" and not is_deterministic():
-        yield "cudnn_benchmark"
-
-
-def unreached_step(
-    optimizer: torch.optim.Optimizer,
-    device_type: str,
-    modules: Iterable[nn.Module],
-    *,
-    is_compiled: bool,
-) -> dict[str, str]:
-    """Return the settings that can't be changed from outside, each with the code of its reason.
-
-    Settings that would not help here are left out.
-
-    Args:
-        optimizer: The script's main optimizer.
-        device_type: Type of the device that it trains on, such as "cuda".
-        modules: The outermost modules.
-        is_compiled: The script compiles its model itself.
-    """
-    reasons: dict[str, str] = {}
-    if is_compiled:
-        reasons["compile_mode"] = "in_the_script"
-    is_torchs = type(optimizer).__module__.startswith("torch.optim.")
-    takes_fused = is_torchs and "fused" in optimizer.defaults
-    if takes_fused and not observed_step(optimizer)["fused"]:
-        reasons["fused"] = "own_optimizer"
-    if device_type == "cuda" and has_convolutions(modules):
-        reasons["cudnn_benchmark"] = "own_algorithms"
-    return reasons
-
+from autotune.worker.script.overrides import Begun, accelerate_state, can_bind_script
 
 # Time spent on the script's other loaders: an evaluation is not training, a second loader read in
 # step with the first one is
@@ -282,7 +183,7 @@ class Sightings:
 
     made: list[Made] = field(default_factory=list)
     """All loaders, in the order in which they were made."""
-    steps: dict[int, int] = field(default_factory=dict)
+    steps: Counter[int] = field(default_factory=Counter)
     """Steps of each optimizer, deleted ones included, in the order of their first steps."""
     _known: WeakKeyDictionary[torch.optim.Optimizer, int] = field(default_factory=WeakKeyDictionary)
     """Key in `steps` of each live optimizer: a script may make a model and an optimizer for each
@@ -294,7 +195,8 @@ class Sightings:
     """Modules with trainable parameters that the script itself calls while gradients are on."""
     samples: list[int] = field(default_factory=list)
     """Samples of each batch, or of the first input of the largest outermost module."""
-    shapes: BatchShapes = field(default_factory=BatchShapes)
+    shapes: Counter[tuple[torch.Size, ...]] = field(default_factory=Counter)
+    """Shapes of the tensors of each batch that has some."""
     batches: int = 0
     """Number of batches of the training loader."""
     side_batches: int = 0
@@ -312,7 +214,7 @@ class Sightings:
     ddp: DistributedDataParallel | None = None
     threads: int = field(default_factory=torch.get_num_threads)
     """Intra-op threads before the script's first line."""
-    begun: Begun = field(default_factory=as_begun)
+    begun: Begun = field(default_factory=Begun)
     """Cores and launcher before the script's first line."""
 
     @property
@@ -346,6 +248,25 @@ class Sightings:
                 made.was_iterated = True
                 made.is_trained_on |= torch.is_grad_enabled()
 
+    def batch(self, batch: object, samples: int) -> None:
+        """Record a batch of the training loader, and its number of samples."""
+        self.batches += 1
+        self.samples.append(samples)
+        shapes = tuple(tensor.shape for tensor in tensors_of(batch))
+        if shapes:
+            self.shapes[shapes] += 1
+
+    @property
+    def has_fixed_shapes(self) -> bool | None:
+        """True if all batches but an epoch's last have the same shapes; None after under three."""
+        if self.shapes.total() < 3:  # two may be alike by chance
+            return None
+        without_sizes = set()
+        for shapes in self.shapes:
+            without_sizes.add(tuple((len(shape), *shape[1:]) for shape in shapes))
+        # An epoch may end with a smaller batch, so that two sizes are allowed.
+        return len(without_sizes) == 1 and len(self.shapes) <= 2
+
     @property
     def accumulation(self) -> int:
         """Most frequent number of batches per step; the larger on a tie, as an epoch's end has fewer."""
@@ -365,8 +286,8 @@ class Sightings:
         if key is None:
             key = self._known[optimizer] = len(self.steps)
             self.framework = _framework()
-            self.lr = self.lr or asked_lr(optimizer)
-        self.steps[key] = self.steps.get(key, 0) + 1
+            self.lr = self.lr or _asked_lr(optimizer)
+        self.steps[key] += 1
         self._latest = optimizer
 
     def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -448,15 +369,17 @@ class Sightings:
         if not size and self.samples:
             size = median_low(self.samples)
         threads = torch.get_num_threads()
+        groups = self.main_optimizer.param_groups if self.steps else []
         own: dict[str, Any] = {
             "micro_batch_size": size or given.micro_batch_size,
             "grad_accum_steps": self.accumulation,
             "lr": self.lr or given.lr,
             "amp_dtype": self._precision(),
             "compile": any(map(_is_compiled, self.outermost)),
-            "channels_last": self.has_images and any(map(is_channels_last, self.outermost)),
+            "channels_last": self.has_images and any(map(_is_channels_last, self.outermost)),
             "intra_op_threads": None if threads == self.threads else threads,
-            **observed_step(self.main_optimizer if self.steps else None),
+            "cudnn_benchmark": torch.backends.cudnn.benchmark,
+            "fused": any(bool(group.get("fused")) for group in groups),
         }
         if loader is not None:
             own |= {name: argument_of(loader, name) for name in LOADER_ARGUMENTS}
@@ -473,6 +396,9 @@ class Sightings:
         observed: TrainingConfig,
         loader: DataLoader[Any] | None,
         placeholders: tuple[str, ...],
+        *,
+        modules: tuple[str, ...] = (),
+        is_in_process: bool = True,
     ) -> ScriptFacts:
         """Return the facts of a probe: which settings can be changed, and which can't.
 
@@ -480,15 +406,25 @@ class Sightings:
             observed: The script's own configuration, from `observed`.
             loader: The training loader; None if there is none.
             placeholders: Settings that the command takes as words.
+            modules: Modules of installed packages that the script imported.
+            is_in_process: The script runs in the trial's process.
         """
         family = [] if loader is None else self.family_of(loader)
-        reached = dict.fromkeys(self._reached(observed, family, placeholders))
+        obstacles = self._obstacles(observed, family)
+        obstacles |= {name: None for name in placeholders if name != "lr"}
+        unreached = [
+            setting_unreached(setting=name, reason=code, has_placeholder=name in PLACEHOLDERS)
+            for name, code in obstacles.items()
+            if code is not None
+        ]
         return ScriptFacts(
             observed=observed,
             framework=self.framework,
             loaders=tuple(made.site for made in family),
-            reached=tuple(reached),
-            unreached=tuple(self._unreached(observed, family, frozenset(reached))),
+            reached=tuple(name for name, code in obstacles.items() if code is None),
+            unreached=tuple(unreached),
+            modules=modules,
+            is_in_process=is_in_process,
             placeholders=placeholders,
             device=str(device_of(self.main_optimizer)),
         )
@@ -529,7 +465,8 @@ class Sightings:
             is_sharded=is_sharded,
             fixed_batch_size=observed.micro_batch_size if has_fixed_size else None,
             has_4d_input=self.has_images,
-            **step_facts(self.outermost, self.shapes),
+            has_convolutions=has_convolutions(self.outermost),
+            has_fixed_shapes=self.has_fixed_shapes,
             parameter_count=sum(part.numel() for part in parts),
             trainable_parameter_count=sum(part.numel() for part in trained),
             gradient_bytes=sum(part.nbytes for part in trained),
@@ -560,76 +497,92 @@ class Sightings:
         config = DdpConfig.model_validate(own)
         return None if config == DdpConfig() else config
 
-    def _takes_precision(self, observed: TrainingConfig) -> bool:
-        """Return whether an autocast can be put around the modules: the script computes in float32."""
-        return observed.amp_dtype in _FULL and not self.is_double
+    def _obstacles(self, observed: TrainingConfig, family: list[Made]) -> dict[str, str | None]:
+        """Return the code of the reason why each setting can't be changed from outside; None if it can.
 
-    def _why_no_precision(self, observed: TrainingConfig, family: list[Made]) -> str:
-        if not self._takes_precision(observed):
+        Settings that would not help here are left out.
+        """
+        device = device_of(self.main_optimizer)
+        found: dict[str, str | None] = {}
+
+        # Settings of the loader
+        if family:
+            own_size = None if family[0].takes_batch_size else "own_batches"
+            found["micro_batch_size"] = "in_step" if self.is_in_step else own_size
+            found |= dict.fromkeys(LOADER_SETTINGS)
+            if has_epochs(family[-1].dataset()):
+                found["persistent_workers"] = "data_by_epoch"
+        else:
+            found |= dict.fromkeys(("micro_batch_size", "num_workers"), "no_loader")
+
+        # Settings of the modules' calls
+        found["amp_dtype"] = self._why_no_precision(observed, family)
+        if observed.channels_last:
+            found["channels_last"] = "own_layout"
+        elif self.has_images:
+            found["channels_last"] = None if self.outermost else "no_module"
+
+        # Settings of the process
+        if observed.intra_op_threads is not None:
+            found["intra_op_threads"] = "own_threads"
+        elif device.type == "cpu":
+            found["intra_op_threads"] = None
+        if can_bind_script(self.begun, observed.world_size, device):
+            found["numa_binding"] = None
+        if self.ddp is not None:
+            found |= dict.fromkeys(f"ddp.{name}" for name in DdpConfig.model_fields)
+
+        return found | self._step_obstacles(observed, device)
+
+    def _why_no_precision(self, observed: TrainingConfig, family: list[Made]) -> str | None:
+        """Return why no autocast can be put around the modules, or None."""
+        if observed.amp_dtype not in _FULL or self.is_double:
             return "own_precision"
         if observed.world_size > 1:
             return "several_ranks"
-        return "not_comparable" if not family else "no_module"
-
-    def _reached(
-        self, observed: TrainingConfig, family: list[Made], placeholders: tuple[str, ...]
-    ) -> Iterator[str]:
-        """Yield the settings that can be changed from outside; some may come twice."""
-        device = device_of(self.main_optimizer)
-        yield from (name for name in placeholders if name != "lr")
-        # Settings of the loader
-        if family:
-            has_own_epochs = has_epochs(family[-1].dataset())
-            for name in LOADER_SETTINGS:
-                if name != "persistent_workers" or not has_own_epochs:
-                    yield name
-            if family[0].takes_batch_size and not self.is_in_step:
-                yield "micro_batch_size"
-        # Settings of the modules' calls; a new precision is compared to float32 batch by batch
-        is_comparable = bool(family) and observed.world_size == 1
-        if self._takes_precision(observed) and self.outermost and is_comparable:
-            yield "amp_dtype"
-        if self.has_images and self.outermost and not observed.channels_last:
-            yield "channels_last"
-        # Settings of the process
-        if observed.intra_op_threads is None and device.type == "cpu":
-            yield "intra_op_threads"
-        if can_bind_script(self.begun, observed.world_size, device):
-            yield "numa_binding"
-        if self.ddp is not None:
-            yield from (f"ddp.{name}" for name in DdpConfig.model_fields)
-        yield from reached_step(device.type)
-
-    def _unreached(
-        self, observed: TrainingConfig, family: list[Made], reached: frozenset[str]
-    ) -> Iterator[Note]:
-        """Yield a note on each setting that can't be changed from outside."""
-        no_batch_size = "in_step" if self.is_in_step else "own_batches"
         if not family:
-            no_batch_size = "no_loader"
-        reasons = {
-            "micro_batch_size": no_batch_size,
-            "num_workers": "no_loader",
-            "grad_accum_steps": "in_the_script",
-            "amp_dtype": self._why_no_precision(observed, family),
-            "compile": "in_the_script",
-        }
-        if family and has_epochs(family[-1].dataset()):
-            reasons["persistent_workers"] = "data_by_epoch"
-        if self.has_images:
-            reasons["channels_last"] = "own_layout" if observed.channels_last else "no_module"
-        if observed.intra_op_threads is not None:
-            reasons["intra_op_threads"] = "own_threads"
+            return "not_comparable"  # to float32, batch by batch
+        return None if self.outermost else "no_module"
+
+    def _step_obstacles(
+        self, observed: TrainingConfig, device: torch.device
+    ) -> dict[str, str | None]:
+        """Return the same for the settings of the training step."""
         optimizer = self.main_optimizer
-        device_type = device_of(optimizer).type
-        reasons |= unreached_step(
-            optimizer, device_type, self.outermost, is_compiled=observed.compile
+        found: dict[str, str | None] = dict.fromkeys(
+            ("grad_accum_steps", "compile"), "in_the_script"
         )
-        for name, reason in reasons.items():
-            if name not in reached:
-                yield setting_unreached(
-                    setting=name, reason=reason, has_placeholder=name in PLACEHOLDERS
-                )
+        if observed.compile:
+            found["compile_mode"] = "in_the_script"
+        is_torchs = type(optimizer).__module__.startswith("torch.optim.")
+        if is_torchs and "fused" in optimizer.defaults and not observed.fused:
+            found["fused"] = "own_optimizer"
+        if device.type == "cuda" and not is_deterministic():
+            found["cudnn_benchmark"] = None
+        elif device.type == "cuda" and has_convolutions(self.outermost):
+            found["cudnn_benchmark"] = "own_algorithms"
+        return found
+
+
+def _asked_lr(optimizer: torch.optim.Optimizer) -> float | None:
+    """Return the learning rate that the script configured: the peak, or the rate before scheduling.
+
+    Source: torch.optim.lr_scheduler, LRScheduler (initial_lr) and OneCycleLR (max_lr).
+    """
+    group = optimizer.param_groups[0]
+    rate = group.get("max_lr", group.get("initial_lr", group.get("lr")))
+    return float(rate) if rate is not None and float(rate) > 0 else None
+
+
+def _is_channels_last(module: nn.Module) -> bool:
+    """Return whether all 4-D parameters are channels_last; shapes that fit both layouts are skipped."""
+    images = [
+        part for part in module.parameters() if part.ndim == IMAGE_DIMS and min(part.shape[1:]) > 1
+    ]
+    return bool(images) and all(
+        part.is_contiguous(memory_format=torch.channels_last) and not part.is_contiguous()
+        for part in images
+    )
 
 
 def is_trained(module: nn.Module) -> bool:

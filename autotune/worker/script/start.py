@@ -34,12 +34,12 @@ from autotune.worker.script.files.protection import protect_files
 from autotune.worker.script.overrides import follow_variables
 from autotune.worker.script.session import Session
 
-# Runs the command of a job in a trial's process: in this very process where it is Python on a
-# script, else below it.
+# Run the command of a job in a trial's process: in this very process if it is Python on a script,
+# else below it.
 #
-# Comes in: a job with a command. Goes out: nothing where the script was measured, since that ends
-# the process; else why it could not be. A rank that was forked becomes the script: no interpreter
-# is started and torch is imported already. Launchers and shells (torchrun, accelerate, bash) are
+# In: a job with a command. Out: nothing if the script was measured, since that ends the process;
+# else the reason why it could not be. A rank that was forked becomes the script: no interpreter is
+# started and torch is imported already. Launchers and shells (torchrun, accelerate, bash) are
 # started as they are; the Python processes below them attach by `site/sitecustomize.py`, which
 # stands first on their PYTHONPATH.
 
@@ -53,11 +53,11 @@ _DEADLY = frozenset(
 def run_command(
     job: messages.WorkloadJob, place: Place, dump: HangDump, started: float
 ) -> RankReport:
-    """Run a job's command; does not return where it was measured.
+    """Run a job's command; do not return if it was measured.
 
     Raises:
-        WorkloadFault: it has come to its end, and nothing of it was measured.
-        BaseException: what it raised itself.
+        WorkloadFault: It has ended, and nothing of it was measured.
+        BaseException: It raised this itself.
     """
     config = overrides_of(job).config
     words = words_to_start(job.command or (), config)
@@ -70,14 +70,12 @@ def run_command(
         "started": started,
         "own_folders": [*map(str, own_folders)],
     }
-    own = framework_environment(config, job.script)
-    environment = {
-        **quiet_environment(overlay),
-        **attached_environment(attached),
-        **compile_cache,
-        **own,
-    }
-    os.environ.update(environment)
+    os.environ.update(
+        quiet_environment(overlay)
+        | attached_environment(attached)
+        | compile_cache
+        | framework_environment(config, job.script)
+    )
     start = python_start(words) if is_own_python(words[0]) else None
     is_well = True
     if start is None:
@@ -92,13 +90,12 @@ def run_command(
         os._exit(0 if is_well else 1)
     raise WorkloadFault(
         "a command must start a training that autotune can see, but it ended before an optimizer "
-        "had stepped; start "
-        "Python on the script itself where a launcher keeps its environment from it"
+        "had stepped; start Python on the script itself if a launcher hides its environment from it"
     )
 
 
 def _run_below(words: Sequence[str], place: Place) -> bool:
-    """Run the command in processes of its own until it ends or was measured; whether it ended well."""
+    """Run the command in processes of its own until it ends or was measured; return whether it ended well."""
     try:
         process = subprocess.Popen(words, stdin=subprocess.DEVNULL)
     except OSError as error:
@@ -112,10 +109,9 @@ def _run_below(words: Sequence[str], place: Place) -> bool:
             os._exit(0)  # whatever of it still runs is ended by the parent
         sleep(0.1)  # little next to a start, and cheap for the training
     code = process.returncode
-    if (number := -code if code < 0 else code - 128) in _DEADLY:
-        os.kill(
-            os.getpid(), number
-        )  # as a rank would have died of it: the parent knows what that means
+    number = -code if code < 0 else code - 128
+    if number in _DEADLY:
+        os.kill(os.getpid(), number)  # as a rank would have died: the parent knows what that means
     if not code or place.report.exists():
         return not code
     raise WorkloadFault(

@@ -18,7 +18,7 @@ from autotune.protocol.messages import NO_EXTRAS, Extras, RankReport
 from autotune.records.measurement import Measurement
 from autotune.records.trial import TrialResult
 
-__all__ = ["HEAD", "LOOP", "SHORT", "STEP", "Script", "ScriptRig", "cleaned"]
+__all__ = ["HEAD", "LOADER", "LOOP", "SHORT", "STEP", "Script", "ScriptRig", "cleaned"]
 
 SHORT = WindowRules(max_s=0.4, precision=10.0, block_s=0.01)
 """A window that ends as soon as it may."""
@@ -48,7 +48,8 @@ for epoch in range(100000):
         step(x, y)
 """
 """A plain loop over `loader`."""
-LOOP = HEAD + "loader = DataLoader(data, batch_size=16, shuffle=True)\n" + STEP
+LOADER = "loader = DataLoader(data, batch_size=16, shuffle=True)\n"
+LOOP = HEAD + LOADER + STEP
 """A whole script: a plain loop over batches of 16."""
 
 
@@ -141,6 +142,12 @@ class ScriptRig:
         result = self.trial(words, probed, **settings)
         assert result.measurement is not None, f"{result.reason}\n{self.log()}"
         return result.measurement
+
+    def run(self, text: str, **settings: Any) -> tuple[Script, Measurement]:
+        """Probe and measure a script that begins with HEAD and goes on with a text."""
+        words = self.write(HEAD + text)
+        found = self.probe(words)
+        return found, self.measured(words, found, **settings)
 
     def log(self, name: str = "trial") -> str:
         """What the last process of that name printed."""

@@ -1,4 +1,4 @@
-"""What is told of a training under `autotune apply`, and when it is stopped: over loaders that are never iterated."""
+"""What `autotune apply` reports of a training, and when it stops it; the loaders are never iterated."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def training_on(loader: DataLoader[Any], *, is_searched: bool = True, **settings
     return Applied(Overrides(config, script, is_trial=False), Sightings(made=[made]))
 
 
-def test_the_loader_that_has_the_settings_is_named_once(said: Said) -> None:
+def test_loader_with_the_settings_is_named_once(said: Said) -> None:
     loader = DataLoader(DATA, batch_size=32, num_workers=1)
     applied = training_on(loader, micro_batch_size=32, num_workers=1)
     for _ in range(20):
@@ -53,7 +53,7 @@ def test_the_loader_that_has_the_settings_is_named_once(said: Said) -> None:
     assert line.endswith(" batch_size=32, num_workers=1")
 
 
-def test_a_training_on_another_loader_is_stopped_before_its_first_step(said: Said) -> None:
+def test_training_on_another_loader_is_stopped(said: Said) -> None:
     applied = training_on(DataLoader(DATA, batch_size=16), is_searched=False, micro_batch_size=32)
     with pytest.raises(SystemExit) as stopped:
         applied.before_step()
@@ -61,13 +61,13 @@ def test_a_training_on_another_loader_is_stopped_before_its_first_step(said: Sai
     assert "loader = make()" in said()
 
 
-def test_where_the_loader_was_to_keep_its_own_nothing_is_said_of_it(said: Said) -> None:
+def test_unchanged_loader_is_not_reported(said: Said) -> None:
     applied = training_on(DataLoader(DATA, batch_size=16), is_searched=False, amp_dtype="bfloat16")
     applied.before_step()
     assert said() == ""
 
 
-def test_a_training_without_a_loader_goes_on_and_is_told(said: Said) -> None:
+def test_training_without_a_loader_goes_on(said: Said) -> None:
     loader = DataLoader(DATA, batch_size=16)
     applied = training_on(loader, micro_batch_size=32)
     applied._sightings.made.clear()
@@ -80,7 +80,7 @@ def test_a_training_without_a_loader_goes_on_and_is_told(said: Said) -> None:
     assert said() == ""
 
 
-def test_batches_that_a_function_without_gradients_hands_on_are_trained_on_as_well(
+def test_loader_iterated_without_gradients_may_train(
     said: Said,
 ) -> None:
     loader = DataLoader(DATA, batch_size=32)
@@ -90,7 +90,7 @@ def test_batches_that_a_function_without_gradients_hands_on_are_trained_on_as_we
     assert said().endswith(" batch_size=32\n")
 
 
-def test_what_is_not_in_force_after_ten_steps_is_told(said: Said) -> None:
+def test_settings_not_in_force_after_ten_steps(said: Said) -> None:
     loader = DataLoader(DATA, batch_size=32)
     threads = torch.get_num_threads() + 1
     applied = training_on(loader, micro_batch_size=32, num_workers=2, intra_op_threads=threads)

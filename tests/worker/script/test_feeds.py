@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from time import perf_counter
+from typing import Any
 
 import pytest
 import torch
@@ -68,9 +69,7 @@ def pairs(count: int) -> TensorDataset:
 @given(
     length=st.integers(1, 20), size=st.integers(1, 8), drops=st.booleans(), epochs=st.integers(1, 3)
 )
-def test_every_batch_of_a_script_is_counted_once_with_its_samples(
-    length: int, size: int, drops: bool, epochs: int
-) -> None:
+def test_every_batch_is_counted_once(length: int, size: int, drops: bool, epochs: int) -> None:
     taken: list[Delivery] = []
     loader: DataLoader[object] = DataLoader(
         pairs(length), batch_size=min(size, length), drop_last=drops, shuffle=True
@@ -86,7 +85,7 @@ def test_every_batch_of_a_script_is_counted_once_with_its_samples(
     assert (script.feed.epochs, script.feed.is_at_end()) == (epochs, False)
 
 
-def test_workers_that_are_started_for_each_step_are_waited_for() -> None:
+def test_workers_started_for_each_step_are_waited_for() -> None:
     """The script says `next(iter(loader))` in each step."""
     taken: list[Delivery] = []
     script = Script(DataLoader(pairs(4), batch_size=4), until_it_ends(taken))
@@ -115,7 +114,7 @@ class Broken(Dataset[int]):
         return index
 
 
-def test_what_a_loader_raises_comes_to_the_script_which_may_go_on() -> None:
+def test_script_may_skip_a_broken_batch() -> None:
     taken, failed = list[Delivery](), list[str]()
     loader: DataLoader[object] = DataLoader(Broken({5, 6}), batch_size=3)
     script = Script(loader, until_it_ends(taken))
@@ -138,9 +137,7 @@ def test_what_a_loader_raises_comes_to_the_script_which_may_go_on() -> None:
 @pytest.mark.parametrize(
     ("broken", "is_passed_over"), [({5}, True), ({0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}, False)]
 )
-def test_a_loader_that_is_measured_alone_may_have_broken_samples_but_not_only_such(
-    broken: set[int], is_passed_over: bool
-) -> None:
+def test_some_broken_samples_are_passed_over(broken: set[int], is_passed_over: bool) -> None:
     taken, raised = list[Delivery](), list[OSError]()
 
     def work(feed: ScriptFeed, trainer: ScriptTrainer) -> None:
@@ -157,14 +154,14 @@ def test_a_loader_that_is_measured_alone_may_have_broken_samples_but_not_only_su
     assert (len(taken), len(raised)) == ((6, 0) if is_passed_over else (0, 1))
 
 
-def test_once_it_is_measurings_own_the_loader_is_iterated_without_the_script() -> None:
+def test_own_loader_is_iterated_without_the_script() -> None:
     taken: list[Delivery] = []
 
     def work(feed: ScriptFeed, trainer: ScriptTrainer) -> None:
         feed.take_over()
         taken.extend(feed.take() for _ in range(7))
         with suppress(FeedEnded):
-            trainer.conductor.end_epoch()
+            trainer.conductor.give_error(StopIteration)
 
     script = Script(DataLoader(pairs(12), batch_size=4), work)
     script.run(1)
@@ -172,7 +169,7 @@ def test_once_it_is_measurings_own_the_loader_is_iterated_without_the_script() -
     assert [one.is_restart for one in taken] == [False, False, False, True, False, False, True]
 
 
-def test_a_stream_that_can_be_read_once_ends_measuring_of_its_own() -> None:
+def test_stream_that_can_be_read_once() -> None:
     taken: list[Delivery] = []
     numbers = iter(range(8))
 
@@ -186,29 +183,14 @@ def test_a_stream_that_can_be_read_once_ends_measuring_of_its_own() -> None:
         with pytest.raises(FeedEnded):
             feed.take()
         with suppress(FeedEnded):
-            trainer.conductor.end_epoch()
+            trainer.conductor.give_error(StopIteration)
 
     stream: Dataset[int] = Once()
     Script(DataLoader(stream, batch_size=4), work).run(1)
     assert [one.samples for one in taken] == [8, 8]  # of two ranks
 
 
-def test_a_stream_that_was_begun_before_anybody_counted_hands_on_whole_batches() -> None:
-    stream: Dataset[int] = Stream()
-    loader: DataLoader[object] = DataLoader(stream, batch_size=4)
-    early = iter(loader)
-    batch, samples = CountedLoader(loader).fetch(early)
-    assert (batch.tolist(), samples) == ([0, 1, 2, 3], 4)
-
-
-def test_of_batches_that_the_dataset_makes_the_first_tensor_tells_the_size() -> None:
-    batches = [(torch.zeros(3, 2), torch.zeros(3)), (torch.zeros(5, 2), torch.zeros(5))]
-    counted = CountedLoader(DataLoader(batches, batch_size=None))  # type: ignore[arg-type] # a list is a dataset
-    iterator = iter(counted.loader)
-    assert [counted.fetch(iterator)[1] for _ in batches] == [3, 5]
-
-
-def test_an_epoch_that_is_left_early_ends_its_workers() -> None:
+def test_epoch_left_early_ends_its_workers() -> None:
     loader: DataLoader[object] = DataLoader(pairs(64), batch_size=4, num_workers=1)
     conductor = Conductor(lambda: None)
     iterator = iter(loader)
@@ -220,17 +202,6 @@ def test_an_epoch_that_is_left_early_ends_its_workers() -> None:
     assert feed.ready() is None
 
 
-def test_a_batch_that_was_drawn_before_anybody_counted_has_the_loaders_size() -> None:
-    loader: DataLoader[object] = DataLoader(pairs(8), batch_size=4)
-    early = iter(loader)
-    counted = CountedLoader(loader)
-    assert counted.fetch(early)[1] == 4
-    sampler = BatchSampler(RandomSampler(pairs(8)), 3, drop_last=True)
-    own: DataLoader[object] = DataLoader(pairs(8), batch_sampler=sampler)
-    early = iter(own)
-    assert CountedLoader(own).fetch(early)[1] == 3
-
-
 class Stream(torch.utils.data.IterableDataset[int]):
     """Nine numbers."""
 
@@ -238,27 +209,40 @@ class Stream(torch.utils.data.IterableDataset[int]):
         return iter(range(9))
 
 
-def test_a_streams_short_batch_is_counted() -> None:
-    stream: Dataset[int] = Stream()
-    counted = CountedLoader(DataLoader(stream, batch_size=4))
-    iterator = iter(counted.loader)
-    assert [counted.fetch(iterator)[1] for _ in range(3)] == [4, 4, 1]
+STREAM: Dataset[int] = Stream()
+OWN_BATCHES = BatchSampler(RandomSampler(pairs(8)), 3, drop_last=True)
+MADE_BATCHES = [(torch.zeros(3, 2), torch.zeros(3)), (torch.zeros(5, 2), torch.zeros(5))]
 
 
-def test_without_a_loader_each_forward_pass_stands_for_a_batch() -> None:
+@pytest.mark.parametrize(
+    ("data", "arguments", "is_early", "sizes"),
+    [
+        (STREAM, {"batch_size": 4}, False, [4, 4, 1]),
+        (MADE_BATCHES, {"batch_size": None}, False, [3, 5]),
+        # The loader began before it was counted.
+        (STREAM, {"batch_size": 4}, True, [4]),
+        (pairs(8), {"batch_size": 4}, True, [4]),
+        (pairs(8), {"batch_sampler": OWN_BATCHES}, True, [3]),
+    ],
+)
+def test_samples_of_a_batch(
+    data: Any, arguments: dict[str, Any], is_early: bool, sizes: list[int]
+) -> None:
+    loader: DataLoader[object] = DataLoader(data, **arguments)
+    early = iter(loader)
+    counted = CountedLoader(loader)
+    iterator = early if is_early else iter(loader)
+    assert [counted.fetch(iterator)[1] for _ in sizes] == sizes
+
+
+def test_forward_pass_counts_as_a_batch() -> None:
     feed = StepFeed(24)
-    assert (feed.take().samples, feed.ready(), feed.is_at_end(), feed.loader) == (
-        24,
-        0,
-        False,
-        None,
-    )
+    found = (feed.take().samples, feed.ready(), feed.is_at_end(), feed.loader)
+    assert found == (24, 0, False, None)
     feed.stop()
 
 
-def test_without_a_loader_what_lies_between_a_step_and_the_next_forward_pass_is_waiting_for_data() -> (
-    None
-):
+def test_time_from_step_to_forward_pass_is_waiting() -> None:
     feed = StepFeed(24, is_timed=True)
     assert feed.take().wait_s == 0, "nothing has stepped yet"
     feed.has_trained()
@@ -273,7 +257,7 @@ def test_without_a_loader_what_lies_between_a_step_and_the_next_forward_pass_is_
     assert not of_accelerator.knows_waits
 
 
-def test_the_loss_of_a_script_is_that_of_its_last_backward_pass() -> None:
+def test_loss_is_that_of_the_last_backward_pass() -> None:
     losses: list[float] = []
 
     def work(_: ScriptFeed, trainer: ScriptTrainer) -> None:
@@ -289,7 +273,7 @@ def test_the_loss_of_a_script_is_that_of_its_last_backward_pass() -> None:
     assert script.trainer.accumulated == 2
 
 
-def test_of_loaders_that_do_not_train_only_what_forms_an_evaluation_is_no_training() -> None:
+def test_only_evaluations_are_left_out() -> None:
     beside = SideBatches()
     beside.begin()
     beside.on_batch(0.0)
@@ -309,7 +293,7 @@ def test_of_loaders_that_do_not_train_only_what_forms_an_evaluation_is_no_traini
     assert beside.take() == 0
 
 
-def test_steps_on_the_batches_of_another_loader_make_its_time_training(
+def test_steps_on_another_loader_are_training(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [0.0]

@@ -25,41 +25,34 @@ def name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     sys.modules.pop("awaited_module", None)
 
 
-def test_the_act_sees_the_whole_module_and_happens_once(name: str) -> None:
+def test_act_happens_once_on_the_whole_module(name: str) -> None:
     seen: list[int] = []
     after_import(name, lambda module: seen.append(module.VALUE))
     assert seen == []
     module = importlib.import_module(name)
     importlib.import_module(name)
-    assert seen == [1]
     importlib.reload(module)
     assert seen == [1]
+    assert module.LOADER is module.__loader__
+    assert type(module.__loader__).__name__ == "SourceFileLoader"
 
 
-def test_a_module_that_is_there_is_acted_on_at_once() -> None:
+def test_imported_module_is_acted_on_at_once() -> None:
     seen: list[ModuleType] = []
     after_import("json", seen.append)
     assert seen == [json]
 
 
-def test_to_look_for_the_module_is_not_to_import_it(name: str) -> None:
+def test_finding_is_not_importing(name: str) -> None:
     seen: list[str] = []
     after_import(name, lambda module: seen.append(module.__name__))
-    assert importlib.util.find_spec(name) is not None
     assert importlib.util.find_spec(name) is not None
     assert seen == []
     importlib.import_module(name)
     assert seen == [name]
 
 
-def test_the_module_has_its_own_loader_as_it_runs_and_afterwards(name: str) -> None:
-    after_import(name, lambda _: None)
-    module = importlib.import_module(name)
-    assert module.LOADER is module.__loader__
-    assert type(module.__loader__).__name__ == "SourceFileLoader"
-
-
-def test_two_may_wait_for_one_module(name: str) -> None:
+def test_two_acts_for_one_module(name: str) -> None:
     seen: list[str] = []
     after_import(name, lambda _: seen.append("first"))
     after_import(name, lambda _: seen.append("second"))
@@ -67,13 +60,13 @@ def test_two_may_wait_for_one_module(name: str) -> None:
     assert sorted(seen) == ["first", "second"]
 
 
-def test_a_module_that_does_not_exist_is_not_found_as_before(name: str) -> None:
+def test_missing_module(name: str) -> None:
     after_import("no_such_module_at_all", lambda _: None)
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("no_such_module_at_all")
 
 
-def test_a_module_that_fails_can_be_imported_again(name: str, tmp_path: Path) -> None:
+def test_failed_import_can_be_repeated(name: str, tmp_path: Path) -> None:
     seen: list[str] = []
     (tmp_path / "awaited_module.py").write_text("1 / 0\n")
     after_import(name, lambda module: seen.append(module.__name__))

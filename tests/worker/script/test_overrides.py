@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.config.plan import LoaderSite
+from autotune.config.plan import LoaderSite, ScriptFacts
 from autotune.config.training_config import TrainingConfig
 from autotune.launch.local import ForkServerLauncher
 from autotune.worker.script.overrides import Overrides
@@ -91,58 +91,61 @@ def seen_with(rig: ScriptRig, probed: Script, **settings: Any) -> dict[str, Any]
     return found
 
 
-def test_a_loader_is_known_by_its_place_and_manner_and_so_is_one_made_again() -> None:
-    known = LoaderSite(
-        file="/train.py",
-        line=7,
-        code="return DataLoader(data, **kind)",
-        dataset="data.Images",
-        length=100,
-        order="shuffle",
-        batch_size=16,
-    )
-    overrides = Overrides(
-        TrainingConfig(micro_batch_size=64, lr=0.1), make_script(loaders=(known,))
-    )
-
-    def is_changed(**changes: Any) -> bool:
-        arguments: dict[str, Any] = {"dataset": [], "batch_size": 16}
-        is_searched: bool = overrides.loader(known.model_copy(update=changes), arguments)
-        assert is_searched == (arguments["batch_size"] == 64)
-        return is_searched
-
-    assert is_changed()
-    assert is_changed(line=9), "lines before it were added"
-    assert is_changed(length=90), "another fold"
-    assert not is_changed(file="/other.py")
-    assert not is_changed(code="train = DataLoader(data, 16, True)")
-    assert not is_changed(dataset="data.Texts")
-    assert not is_changed(order=""), "one after the other, as an evaluation's"
-    assert not is_changed(batch_size=20)
+KNOWN = LoaderSite(
+    file="/train.py",
+    line=7,
+    code="return DataLoader(data, **kind)",
+    dataset="data.Images",
+    length=100,
+    order="shuffle",
+    batch_size=16,
+)
+IN_ORDER = KNOWN.model_copy(update={"order": ""})
 
 
-def test_without_an_order_that_is_drawn_the_length_tells_a_training_from_an_evaluation() -> None:
-    known = LoaderSite(file="/train.py", line=7, dataset="data.Images", length=100, batch_size=16)
-    overrides = Overrides(
-        TrainingConfig(micro_batch_size=64, lr=0.1), make_script(loaders=(known,))
-    )
-    assert overrides.loader(known, {})
-    assert not overrides.loader(known.model_copy(update={"length": 20}), {})
+def is_changed(script: ScriptFacts, site: LoaderSite, **changes: Any) -> bool:
+    """Whether a loader of such a site gets the searched batch size."""
+    overrides = Overrides(TrainingConfig(micro_batch_size=64, lr=0.1), script)
+    arguments: dict[str, Any] = {"dataset": [], "batch_size": 16}
+    is_searched = overrides.loader(site.model_copy(update=changes), arguments)
+    assert is_searched == (arguments["batch_size"] == 64)
+    return is_searched
 
 
-def test_of_a_place_alone_the_batch_size_must_be_the_one_observed() -> None:
-    overrides = Overrides(TrainingConfig(micro_batch_size=64, lr=0.1), make_script())
-    (place,) = overrides.facts.loaders if overrides.facts else ()
-    made = place.model_copy(
-        update={"dataset": "data.Images", "length": 100, "order": "shuffle", "batch_size": 16}
-    )
-    assert overrides.loader(made, {})
-    assert not overrides.loader(made.model_copy(update={"batch_size": 20}), {})
-    assert not overrides.loader(made.model_copy(update={"line": 8}), {})
-    assert not overrides.loader(made.model_copy(update={"nth": 1}), {})
+@pytest.mark.parametrize(
+    ("known", "changes", "is_known"),
+    [
+        (KNOWN, {}, True),
+        (KNOWN, {"line": 9}, True),  # lines before it were added
+        (KNOWN, {"length": 90}, True),  # another fold
+        (KNOWN, {"file": "/other.py"}, False),
+        (KNOWN, {"code": "train = DataLoader(data, 16, True)"}, False),
+        (KNOWN, {"dataset": "data.Texts"}, False),
+        (KNOWN, {"order": ""}, False),  # an evaluation's
+        (KNOWN, {"batch_size": 20}, False),
+        (IN_ORDER, {}, True),
+        (IN_ORDER, {"length": 20}, False),  # an evaluation's
+    ],
+)
+def test_loader_is_known_by_place_and_manner(
+    known: LoaderSite, changes: dict[str, Any], is_known: bool
+) -> None:
+    assert is_changed(make_script(loaders=(known,)), known, **changes) is is_known
 
 
-def test_the_baselines_trial_changes_nothing(shared: ScriptRig, probed: Script) -> None:
+@pytest.mark.parametrize(
+    ("changes", "is_known"),
+    [({}, True), ({"batch_size": 20}, False), ({"line": 8}, False), ({"nth": 1}, False)],
+)
+def test_of_a_place_alone_the_batch_size_must_be_the_observed(
+    changes: dict[str, Any], is_known: bool
+) -> None:
+    script = make_script()
+    manner = {"dataset": "data.Images", "length": 100, "order": "shuffle", "batch_size": 16}
+    assert is_changed(script, script.loaders[0], **(manner | changes)) is is_known
+
+
+def test_baseline_changes_nothing(shared: ScriptRig, probed: Script) -> None:
     assert seen_with(shared, probed) == {
         "batch": 16,
         "computed": "torch.float32",
@@ -161,9 +164,7 @@ def test_the_baselines_trial_changes_nothing(shared: ScriptRig, probed: Script) 
     }
 
 
-def test_every_loader_setting_and_the_batch_size_reach_the_training_loader_alone(
-    shared: ScriptRig, probed: Script
-) -> None:
+def test_loader_settings_reach_the_training_loader(shared: ScriptRig, probed: Script) -> None:
     settings = {
         "num_workers": 1,
         "prefetch_factor": 3,
@@ -178,27 +179,21 @@ def test_every_loader_setting_and_the_batch_size_reach_the_training_loader_alone
     assert found["batch"] == 32
 
 
-def test_bfloat16_computes_in_it_and_leaves_parameters_and_outputs_in_float32(
-    shared: ScriptRig, probed: Script
-) -> None:
+def test_bfloat16_leaves_parameters_and_outputs(shared: ScriptRig, probed: Script) -> None:
     found = seen_with(shared, probed, amp_dtype="bfloat16")
     kinds = [found[name] for name in ("computed", "outputs", "parameters", "validated")]
     assert kinds == ["torch.bfloat16", "torch.float32", "torch.float32", "torch.float32"]
 
 
 @pytest.mark.slow
-def test_channels_last_reaches_inputs_and_weights_and_threads_the_process(
-    shared: ScriptRig, probed: Script
-) -> None:
+def test_channels_last_and_threads(shared: ScriptRig, probed: Script) -> None:
     threads = torch.get_num_threads() + 1
     found = seen_with(shared, probed, channels_last=True, intra_op_threads=threads)
     assert (found["input_last"], found["weight_last"], found["threads"]) == (True, True, threads)
 
 
 @pytest.mark.slow
-def test_cudnns_timing_outlives_what_the_script_sets_on_its_way_to_its_first_step(
-    shared: ScriptRig, probed: Script
-) -> None:
+def test_cudnn_benchmark_outlives_the_scripts_own(shared: ScriptRig, probed: Script) -> None:
     """Simulated: where there is no GPU the switch is there, but within reach only by this."""
     script = probed.script.model_copy(
         update={"reached": (*probed.script.reached, "cudnn_benchmark")}
@@ -213,7 +208,7 @@ def test_cudnns_timing_outlives_what_the_script_sets_on_its_way_to_its_first_ste
 
 
 @pytest.mark.slow
-def test_without_workers_what_only_workers_use_is_left_out(rig: ScriptRig) -> None:
+def test_without_workers_their_settings_go(rig: ScriptRig) -> None:
     words = rig.write(
         _SHOWS.replace(
             "train = DataLoader(data, batch_size=16, shuffle=True)",
@@ -228,7 +223,7 @@ def test_without_workers_what_only_workers_use_is_left_out(rig: ScriptRig) -> No
 
 
 @pytest.mark.slow
-def test_settings_out_of_reach_stay_the_scripts_own(rig: ScriptRig) -> None:
+def test_unreached_settings_stay(rig: ScriptRig) -> None:
     sampled = "batch_sampler=torch.utils.data.BatchSampler(torch.utils.data.RandomSampler(data), 16, drop_last=True)"
     words = rig.write(_SHOWS.replace("batch_size=16, shuffle=True", sampled))
     probed = rig.probe(words)
@@ -241,7 +236,7 @@ def test_settings_out_of_reach_stay_the_scripts_own(rig: ScriptRig) -> None:
 
 
 @pytest.mark.slow
-def test_a_placeholders_value_is_the_baselines_whatever_the_script_makes_of_it(
+def test_baseline_has_the_placeholders_values(
     rig: ScriptRig,
 ) -> None:
     words = rig.write(
@@ -259,11 +254,7 @@ def test_a_placeholders_value_is_the_baselines_whatever_the_script_makes_of_it(
     )
     command = (
         *words,
-        "{lr}",
-        "{micro_batch_size}",
-        "{amp_dtype}",
-        "{num_workers}",
-        "{prefetch_factor}",
+        *["{lr}", "{micro_batch_size}", "{amp_dtype}", "{num_workers}", "{prefetch_factor}"],
     )
     given: dict[str, Any] = {
         "lr": 0.5,
@@ -275,7 +266,7 @@ def test_a_placeholders_value_is_the_baselines_whatever_the_script_makes_of_it(
     assert rig.probe(command, **given).observed.model_dump(include=set(given)) == given
 
 
-def test_placeholders_carry_what_a_patch_must_not_change(rig: ScriptRig) -> None:
+def test_placeholders_carry_settings(rig: ScriptRig) -> None:
     words = rig.write(
         """
         import json, sys, torch
@@ -297,11 +288,7 @@ def test_placeholders_carry_what_a_patch_must_not_change(rig: ScriptRig) -> None
     )
     command = (
         *words,
-        "--batch",
-        "{micro_batch_size}",
-        "--lr={lr}",
-        "{grad_accum_steps}",
-        "{epoch}",
+        *["--batch", "{micro_batch_size}", "--lr={lr}", "{grad_accum_steps}", "{epoch}"],
     )
     probed = rig.probe(command, micro_batch_size=8, lr=0.25, grad_accum_steps=2)
     assert rig.printed(name="probe") == ["--batch", "8", "--lr=0.25", "2", "{epoch}"]
@@ -313,7 +300,7 @@ def test_placeholders_carry_what_a_patch_must_not_change(rig: ScriptRig) -> None
 
 
 @pytest.mark.slow
-def test_a_loader_of_an_unknown_place_is_left_alone(
+def test_loader_of_an_unknown_place_is_left_alone(
     shared: ScriptRig, probed: Script, tmp_path: Path
 ) -> None:
     other = ScriptRig(launcher=shared.launcher, folder=tmp_path)

@@ -26,13 +26,6 @@ class Data(Dataset[tuple[int, int]]):
         return index, self.epoch
 
 
-class Still(Dataset[int]):
-    """It is told of nothing."""
-
-    def __len__(self) -> int:
-        return 1
-
-
 @pytest.fixture
 def data() -> Data:
     return Data()
@@ -48,12 +41,12 @@ def loader(data: Data) -> Iterator[DataLoader[Any]]:
     made._iterator = None
 
 
+def begun(loader: DataLoader[Any]) -> Any:
+    return begin_persistent(loader, DataLoader.__iter__)
+
+
 def epochs_of(loader: DataLoader[Any]) -> set[int]:
-    return {
-        int(epoch)
-        for _, epochs in begin_persistent(loader, DataLoader.__iter__)
-        for epoch in epochs
-    }
+    return {int(epoch) for _, epochs in begun(loader) for epoch in epochs}
 
 
 def worker_of(loader: DataLoader[Any]) -> int:
@@ -61,9 +54,7 @@ def worker_of(loader: DataLoader[Any]) -> int:
     return int(iterator._workers[0].pid)
 
 
-def test_workers_begin_again_where_the_dataset_was_changed_and_stay_where_it_was_not(
-    loader: DataLoader[Any], data: Data
-) -> None:
+def test_workers_restart_if_the_dataset_changed(loader: DataLoader[Any], data: Data) -> None:
     assert epochs_of(loader) == {0}
     first = worker_of(loader)
     assert epochs_of(loader) == {0}
@@ -73,43 +64,34 @@ def test_workers_begin_again_where_the_dataset_was_changed_and_stay_where_it_was
     assert worker_of(loader) != first
 
 
-def test_a_second_iterator_within_an_epoch_leaves_the_first_alone(loader: DataLoader[Any]) -> None:
+def test_second_iterator_leaves_the_first_alone(loader: DataLoader[Any]) -> None:
     whole = [[0, 1], [2, 3], [4, 5], [6, 7]]
     seen = []
-    for indices, _ in begin_persistent(loader, DataLoader.__iter__):
+    for indices, _ in begun(loader):
         seen.append(indices.tolist())
         if len(seen) in {2, 4}:  # the loop asks once more after its last batch
-            assert [
-                other.tolist() for other, _ in begin_persistent(loader, DataLoader.__iter__)
-            ] == [
-                [0, 1],
-                [2, 3],
-                [4, 5],
-                [6, 7],
-            ]
+            assert [other.tolist() for other, _ in begun(loader)] == whole
     assert seen == whole
 
 
-def test_after_an_epoch_that_was_left_early_the_same_workers_begin_the_next(
+def test_workers_stay_after_an_epoch_left_early(
     loader: DataLoader[Any],
 ) -> None:
-    for _ in begin_persistent(loader, DataLoader.__iter__):
+    for _ in begun(loader):
         break
     first = worker_of(loader)
     assert epochs_of(loader) == {0}
     assert worker_of(loader) == first
 
 
-def test_an_iterator_that_is_over_may_be_held_on_to(loader: DataLoader[Any]) -> None:
-    held = begin_persistent(loader, DataLoader.__iter__)
+def test_iterator_that_is_over_may_be_held(loader: DataLoader[Any]) -> None:
+    held = begun(loader)
     assert len(list(held)) == 4
     is_over(held)
-    assert begin_persistent(loader, DataLoader.__iter__) is held, (
-        "as torch has it: with the same workers"
-    )
+    assert begun(loader) is held, "as torch has it: with the same workers"
 
 
-def test_a_loader_whose_workers_the_script_lets_persist_is_its_own_affair(data: Data) -> None:
+def test_scripts_own_persistent_workers_stay(data: Data) -> None:
     own: DataLoader[Any] = DataLoader(data, batch_size=8, num_workers=1, persistent_workers=True)
     assert epochs_of(own) == {0}
     data.set_epoch(1)
@@ -117,8 +99,8 @@ def test_a_loader_whose_workers_the_script_lets_persist_is_its_own_affair(data: 
     own._iterator = None
 
 
-def test_a_dataset_that_is_told_of_epochs_is_known_wherever_it_lies(data: Data) -> None:
+def test_has_epochs(data: Data) -> None:
     assert has_epochs(data)
-    assert has_epochs(Subset(ConcatDataset([Still(), data]), [0]))
-    assert not has_epochs(ConcatDataset([Still()]))
+    assert has_epochs(Subset(ConcatDataset([range(1), data]), [0]))  # type: ignore[list-item]
+    assert not has_epochs(ConcatDataset([range(1)]))  # type: ignore[list-item]
     assert not has_epochs([1, 2])

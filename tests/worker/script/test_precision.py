@@ -67,7 +67,7 @@ def net() -> Iterator[Net]:
 X = torch.randn(2, 3, 4, 4)
 
 
-def test_while_it_is_on_forward_computes_in_bfloat16_and_hands_out_float32(net: Net) -> None:
+def test_forward_computes_in_bfloat16_and_returns_float32(net: Net) -> None:
     SWITCHES.dtype = torch.bfloat16
     found = net(X)
     assert net.seen == [(torch.bfloat16, False)]
@@ -80,7 +80,7 @@ def test_while_it_is_on_forward_computes_in_bfloat16_and_hands_out_float32(net: 
     assert not torch.is_autocast_enabled("cpu")
 
 
-def test_off_again_the_module_is_as_before(net: Net) -> None:
+def test_off_again_as_before(net: Net) -> None:
     before = net(X).logits
     SWITCHES.dtype = torch.bfloat16
     assert not torch.equal(net(X).logits, before)
@@ -88,7 +88,7 @@ def test_off_again_the_module_is_as_before(net: Net) -> None:
     assert torch.equal(net(X).logits, before)
 
 
-def test_new_weights_are_computed_with_in_the_next_forward_pass(net: Net) -> None:
+def test_new_weights_count_at_once(net: Net) -> None:
     SWITCHES.dtype = torch.bfloat16
     first = net(X).logits
     with torch.no_grad():
@@ -97,7 +97,7 @@ def test_new_weights_are_computed_with_in_the_next_forward_pass(net: Net) -> Non
     assert torch.allclose(net(X).logits, 2 * first, rtol=0.05, atol=0.05)
 
 
-def test_an_evaluation_and_the_scripts_own_autocast_are_left_alone(net: Net) -> None:
+def test_evaluation_and_own_autocast_are_left_alone(net: Net) -> None:
     SWITCHES.dtype = torch.bfloat16
     with torch.no_grad():
         net(X)
@@ -110,14 +110,14 @@ def test_an_evaluation_and_the_scripts_own_autocast_are_left_alone(net: Net) -> 
     assert found.logits.dtype == torch.float16
 
 
-def test_a_forward_pass_that_raises_leaves_nothing_switched_on(net: Net) -> None:
+def test_raising_forward_leaves_nothing_on(net: Net) -> None:
     SWITCHES.dtype = torch.bfloat16
     with pytest.raises(ValueError, match="no such batch"):
         net(X, fails=True)
     assert not torch.is_autocast_enabled("cpu")
 
 
-def test_images_and_weights_come_in_the_layout_that_is_on(net: Net) -> None:
+def test_layout_of_images_and_weights(net: Net) -> None:
     SWITCHES.channels_last = True
     set_layout(net, channels_last=True)
     net(X)
@@ -129,7 +129,7 @@ def test_images_and_weights_come_in_the_layout_that_is_on(net: Net) -> None:
 
 
 @pytest.mark.usefixtures("net")
-def test_a_module_that_comes_while_channels_last_is_on_is_laid_out_so() -> None:
+def test_later_module_is_channels_last() -> None:
     SWITCHES.channels_last = True
     wide = Wide(3, 4, 3)
     attach_to(wide)
@@ -138,7 +138,7 @@ def test_a_module_that_comes_while_channels_last_is_on_is_laid_out_so() -> None:
 
 @pytest.mark.usefixtures("net")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_model_is_exported_as_it_would_be_without_us() -> None:
+def test_export_is_as_without_autotune() -> None:
     """A training that ends with an export must not fail there after hours."""
     model = Plain()
     expected = model(X)

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
@@ -71,14 +72,12 @@ def fingerprint(root: Path) -> dict[str, tuple[Any, ...]]:
     return found
 
 
-def protected(act: Callable[[], Any], scratch: Path) -> Any:
-    """Act in a forked child that is protected; hands back what it returns, or raises what it raises."""
+def forked(act: Callable[[], Any]) -> Any:
+    """Act in a forked child; return what it returns, or raise what it raises."""
     end, begin = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            os.chdir(scratch.parent)
-            protect_files(scratch)
             result = True, act()
         except BaseException as error:
             result = False, error
@@ -93,6 +92,41 @@ def protected(act: Callable[[], Any], scratch: Path) -> Any:
     if not is_done:
         raise value
     return value
+
+
+def protected(act: Callable[[], Any], scratch: Path) -> Any:
+    """Act in a forked child that is protected."""
+
+    def run() -> Any:
+        os.chdir(scratch.parent)
+        protect_files(scratch)
+        return act()
+
+    return forked(run)
+
+
+def assert_restored(tree: Path, before: dict[str, tuple[Any, ...]], scratch: Path) -> None:
+    """What was there before a trial is as it was, and what the trial has made can be removed."""
+    left = fingerprint(tree)
+    assert {path: left.get(path) for path in before} == before
+    assert remove_made(scratch) == ()
+    assert fingerprint(tree) == before
+
+
+Trial = Callable[[Callable[[], Any]], Any]
+
+
+@pytest.fixture
+def trial(tree: Path, scratch: Path) -> Trial:
+    """Act under protection; what was in the tree is left as it was, and what is new is removed."""
+
+    def run(act: Callable[[], Any]) -> Any:
+        before = fingerprint(tree)
+        result = protected(act, scratch)
+        assert_restored(tree, before, scratch)
+        return result
+
+    return run
 
 
 def in_fresh_interpreter(code: str, scratch: Path, cwd: Path) -> str:
@@ -265,20 +299,6 @@ def follow(root: str, taken: list[tuple[str, ...]]) -> list[Any]:
     return said
 
 
-def after(seen: Callable[[], Any]) -> Any:
-    """What a process sees that was forked."""
-    end, begin = os.pipe()
-    if os.fork() == 0:
-        with os.fdopen(begin, "wb") as pipe:
-            pickle.dump(seen(), pipe)
-        os._exit(0)
-    os.close(begin)
-    with os.fdopen(end, "rb") as pipe:
-        result = pickle.load(pipe)
-    os.wait()
-    return result
-
-
 @given(steps)
 @settings(report_multiple_bugs=False)
 def test_a_script_sees_what_it_would_have_seen_and_leaves_what_was_there(
@@ -294,23 +314,22 @@ def test_a_script_sees_what_it_would_have_seen_and_leaves_what_was_there(
 
         def act() -> Any:
             said = follow(str(tree), taken)
-            return said, seen_tree(str(tree)), after(lambda: seen_tree(str(tree)))
+            return said, seen_tree(str(tree)), forked(lambda: seen_tree(str(tree)))
 
         said, seen, seen_by_child = protected(act, scratch)
         assert said == follow(str(model), taken)
         assert seen == seen_tree(str(model))
         assert seen_by_child == seen
-        left = fingerprint(tree)
-        assert {path: left.get(path) for path in before} == before
-        assert remove_made(scratch) == ()
-        assert fingerprint(tree) == before
+        assert_restored(tree, before, scratch)
 
 
-def test_a_checkpoint_at_the_first_step_leaves_the_old_one(tree: Path, scratch: Path) -> None:
+# Native writers
+
+
+def test_torch_files(tree: Path, trial: Trial) -> None:
     torch = pytest.importorskip("torch")
     path = tree / "model.pt"
     torch.save({"w": torch.zeros(3)}, path)
-    before = fingerprint(tree)
 
     def act() -> Any:
         protect_torch()
@@ -329,16 +348,12 @@ def test_a_checkpoint_at_the_first_step_leaves_the_old_one(tree: Path, scratch: 
         shared.fill_(65)
         return seen, mapped, legacy, torch.load(path)["w"].sum().item(), loaded is not None
 
-    assert protected(act, scratch) == (3, 3, 5, 2, True)
-    left = fingerprint(tree)
-    assert {name: left.get(name) for name in before} == before
-    assert torch.load(tree / "new.pt")["w"].sum() == 1
-    assert remove_made(scratch) == ()
-    assert fingerprint(tree) == before
+    assert trial(act) == (3, 3, 5, 2, True)
     assert torch.load(path)["w"].sum() == 0
 
 
-def test_safetensors_are_redirected_and_read_back(tree: Path, scratch: Path) -> None:
+def test_safetensors(tree: Path, trial: Trial) -> None:
+    """Also new ones, over which safetensors renames another file."""
     pytest.importorskip("safetensors.torch")
     import torch
 
@@ -346,19 +361,17 @@ def test_safetensors_are_redirected_and_read_back(tree: Path, scratch: Path) -> 
         from safetensors import safe_open  # type: ignore[import-not-found, unused-ignore]
         from safetensors.torch import load_file, save_file
 
-        save_file({"w": torch.ones(3)}, tree / "a")
+        (tree / "adapter").mkdir()
+        for name in ("a", "new", "adapter/new", "adapter/new"):
+            save_file({"w": torch.ones(3)}, tree / name)
         with safe_open(tree / "a", framework="pt") as file:
             opened = file.get_tensor("w").sum().item()
-        return load_file(tree / "a")["w"].sum().item(), opened
+        return load_file(tree / "a")["w"].sum().item(), opened, (tree / "new").exists()
 
-    before = fingerprint(tree)
-    assert protected(act, scratch) == (3, 3)
-    assert fingerprint(tree) == before
+    assert trial(act) == (3, 3, True)
 
 
-def test_what_pandas_tokenizers_and_numpys_text_files_write_is_redirected(
-    tree: Path, scratch: Path
-) -> None:
+def test_pandas_and_tokenizers(tree: Path, trial: Trial) -> None:
     pandas, tokenizers = pytest.importorskip("pandas"), pytest.importorskip("tokenizers")
     pytest.importorskip("pyarrow")
     for name in ("d.parquet", "tokenizer.json"):
@@ -371,15 +384,10 @@ def test_what_pandas_tokenizers_and_numpys_text_files_write_is_redirected(
             tokenizers.Tokenizer.from_file(str(tree / f"tokenizer.json{end}"))
         return pandas.read_parquet(tree / "d.parquet").x.sum()
 
-    before = fingerprint(tree)
-    assert protected(act, scratch) == 1
-    assert remove_made(scratch) == ()
-    assert fingerprint(tree) == before
+    assert trial(act) == 1
 
 
-def test_text_files_traces_and_files_that_close_themselves_are_redirected(
-    tree: Path, scratch: Path
-) -> None:
+def test_text_files_traces_and_temporary_files(tree: Path, trial: Trial) -> None:
     numpy = pytest.importorskip("numpy")
     import torch
 
@@ -397,45 +405,10 @@ def test_text_files_traces_and_files_that_close_themselves_are_redirected(
         profile.export_chrome_trace(str(tree / "trace.json"))
         return float(numpy.loadtxt(tree / "losses.txt")), (tree / "trace.json").stat().st_size > 3
 
-    before = fingerprint(tree)
-    assert protected(act, scratch) == (3.0, True)
-    assert remove_made(scratch) == ()
-    assert fingerprint(tree) == before
+    assert trial(act) == (3.0, True)
 
 
-def test_a_pipe_of_the_users_that_is_written_to_stays(tree: Path, scratch: Path) -> None:
-    os.mkfifo(tree / "pipe")
-
-    def act() -> None:
-        ((_, changes),) = protection._installed
-        changes.replaced(str(tree / "pipe"))
-
-    protected(act, scratch)
-    assert remove_made(scratch) == ()
-    assert (tree / "pipe").is_fifo()
-
-
-def test_a_new_file_of_safetensors_is_removed_though_it_was_renamed_over_what_was_recorded(
-    tree: Path, scratch: Path
-) -> None:
-    pytest.importorskip("safetensors.torch")
-    import torch
-
-    def act() -> bool:
-        from safetensors.torch import save_file
-
-        (tree / "adapter").mkdir()
-        for name in ("new", "adapter/new", "adapter/new"):
-            save_file({"w": torch.ones(3)}, tree / name)
-        return (tree / "new").exists()
-
-    before = fingerprint(tree)
-    assert protected(act, scratch)
-    assert remove_made(scratch) == ()
-    assert fingerprint(tree) == before
-
-
-def test_hdf5_files_are_redirected_and_read_back(tree: Path, scratch: Path) -> None:
+def test_hdf5(tree: Path, trial: Trial) -> None:
     h5py = pytest.importorskip("h5py")
     with h5py.File(tree / "old.h5", "w") as file:
         file["x"] = [1]
@@ -457,13 +430,10 @@ def test_hdf5_files_are_redirected_and_read_back(tree: Path, scratch: Path) -> N
             file["z"] = [4]
         return old, (tree / "new-a.h5").exists()
 
-    before = fingerprint(tree)
-    assert protected(act, scratch) == (["a", "r+", "x"], True)
-    assert remove_made(scratch) == ()
-    assert fingerprint(tree) == before
+    assert trial(act) == (["a", "r+", "x"], True)
 
 
-def test_images_of_opencv_and_parquet_files_are_redirected(tree: Path, scratch: Path) -> None:
+def test_opencv_and_parquet(tree: Path, trial: Trial) -> None:
     cv2, pyarrow = pytest.importorskip("cv2"), pytest.importorskip("pyarrow")
     parquet, numpy = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("numpy")
     (tree / "old.png").write_bytes(b"mine")
@@ -480,28 +450,11 @@ def test_images_of_opencv_and_parquet_files_are_redirected(tree: Path, scratch: 
         assert not cv2.imwrite(str(tree / "no/folder.png"), pixels)
         return (tree / "new.png").exists(), (tree / "old.png").read_bytes()[1:4]
 
-    before = fingerprint(tree)
-    assert protected(act, scratch) == (True, b"PNG")
-    assert remove_made(scratch) == ()
-    assert fingerprint(tree) == before
+    assert trial(act) == (True, b"PNG")
 
 
-def test_a_new_database_goes_with_the_files_beside_it(tree: Path, scratch: Path) -> None:
-    import sqlite3
-
-    def act() -> bool:
-        connection = sqlite3.connect(tree / "new.db")
-        connection.execute("pragma journal_mode=wal")
-        connection.execute("create table t (x)")
-        return (tree / "new.db-wal").exists()
-
-    before = fingerprint(tree)
-    assert protected(act, scratch)
-    assert remove_made(scratch) == ()
-    assert fingerprint(tree) == before
-
-
-def test_a_database_is_copied_before_it_is_opened(tree: Path, scratch: Path) -> None:
+def test_sqlite(tree: Path, trial: Trial) -> None:
+    """A database is copied before it is opened; a new one goes with its journal."""
     import sqlite3
 
     def rows(connection: sqlite3.Connection) -> int:
@@ -516,33 +469,31 @@ def test_a_database_is_copied_before_it_is_opened(tree: Path, scratch: Path) -> 
         connection.close()
 
     add(sqlite3.connect(tree / "db"))
-    before = fingerprint(tree)
 
     def act() -> Any:
         add(sqlite3.connect(str(tree / "db")))
         add(sqlite3.connect(f"file:{tree / 'db'}?mode=rw", uri=True))
         add(sqlite3.connect(tree / "other"))
         add(sqlite3.connect(":memory:"))
-        return rows(sqlite3.connect(f"file:{tree / 'db'}?mode=ro", uri=True)), rows(
-            sqlite3.dbapi2.connect(tree / "db")
+        new = sqlite3.connect(tree / "new.db")
+        new.execute("pragma journal_mode=wal")
+        new.execute("create table t (x)")
+        read_only = sqlite3.connect(f"file:{tree / 'db'}?mode=ro", uri=True)
+        return (
+            rows(read_only),
+            rows(sqlite3.dbapi2.connect(tree / "db")),
+            (tree / "new.db-wal").exists(),
         )
 
-    assert protected(act, scratch) == (3, 3)
-    left = fingerprint(tree)
-    assert {path: left.get(path) for path in before} == before
-    assert remove_made(scratch) == ()
-    assert fingerprint(tree) == before
-    assert rows(sqlite3.connect(tree / "db")) == 1
+    assert trial(act) == (3, 3, True)
 
 
-def test_numpy_files_are_redirected_and_a_large_map_is_not_copied(
-    tree: Path, scratch: Path
-) -> None:
+def test_numpy_files_and_a_large_map(tree: Path, trial: Trial) -> None:
+    """A map of a large file changes this process's memory only, so that it is not copied."""
     import numpy as np
 
     with open(tree / "large", "wb") as file:
         file.truncate(300 << 20)
-    before = (tree / "large").stat().st_mtime_ns
 
     def act() -> Any:
         np.ones(2).tofile(str(tree / "a"))
@@ -554,18 +505,13 @@ def test_numpy_files_are_redirected_and_a_large_map_is_not_copied(
         small.flush()
         return large[0], np.fromfile(str(tree / "a")).sum(), read(str(tree / "d/a"))
 
-    assert protected(act, scratch) == (1, 2, "Ahree")
-    assert (tree / "large").stat().st_mtime_ns == before
-    assert (tree / "a").read_text() == "one"
-    assert remove_made(scratch) == ()
-    assert not (tree / "b.npy").exists()
+    assert trial(act) == (1, 2, "Ahree")
 
 
-def test_a_fresh_interpreter_and_a_forked_one_share_what_was_changed(
-    tree: Path, scratch: Path
-) -> None:
-    before = fingerprint(tree)
+# Several processes
 
+
+def test_processes_share_what_was_changed(tree: Path, scratch: Path, trial: Trial) -> None:
     def act() -> Any:
         os.chdir(tree)
         write("a", "a")
@@ -576,16 +522,12 @@ print(open('a').read(), Path('b').exists(), open('moved/a').read(), Path('d').ex
 open('from_child', 'w').write('x'); open('moved/a', 'a').write('+')
 """
         said = in_fresh_interpreter(code, scratch, tree).split()
-        return said, read("from_child"), read("moved/a"), after(lambda: read("moved/a"))
+        return said, read("from_child"), read("moved/a"), forked(lambda: read("moved/a"))
 
-    assert protected(act, scratch) == (["one+", "False", "three", "False"], "x", "three+", "three+")
-    left = fingerprint(tree)
-    assert {path: left.get(path) for path in before} == before
-    assert remove_made(scratch) == ()
-    assert fingerprint(tree) == before
+    assert trial(act) == (["one+", "False", "three", "False"], "x", "three+", "three+")
 
 
-def test_processes_that_write_at_once_lose_nothing(tree: Path, scratch: Path) -> None:
+def test_concurrent_writes_are_all_kept(tree: Path, trial: Trial) -> None:
     def act() -> Any:
         children = []
         for number in range(4):
@@ -597,26 +539,33 @@ def test_processes_that_write_at_once_lose_nothing(tree: Path, scratch: Path) ->
             children.append(child)
         for child in children:
             os.waitpid(child, 0)
-        return read(str(tree / "a"))
+        return read(str(tree / "a")), len([*tree.glob("?-*")])
 
-    assert protected(act, scratch) == "one" + "+" * 100
-    assert (tree / "a").read_text() == "one"
-    assert len([*tree.glob("?-*")]) == 100
-    assert remove_made(scratch) == ()
-    assert not [*tree.glob("?-*")]
+    assert trial(act) == ("one" + "+" * 100, 100)
 
 
-def test_bytecode_is_cached_as_ever_and_stays(tree: Path, scratch: Path) -> None:
+# What is removed afterwards, and what stays
+
+
+def test_a_users_pipe_stays(tree: Path, trial: Trial) -> None:
+    os.mkfifo(tree / "pipe")
+
+    def act() -> None:
+        ((_, changes),) = protection._installed
+        changes.replaced(str(tree / "pipe"))
+
+    trial(act)
+
+
+def test_bytecode_stays(tree: Path, scratch: Path) -> None:
     (tree / "mine.py").write_text("x = 1")
     in_fresh_interpreter("import mine", scratch, tree)
     assert remove_made(scratch) == ()
     assert list((tree / "__pycache__").iterdir())
 
 
-def test_what_is_new_is_removed_where_it_ends_up(tree: Path, scratch: Path) -> None:
-    before = fingerprint(tree)
-
-    def act() -> None:
+def test_new_files_are_removed_where_they_end_up(tree: Path, trial: Trial) -> None:
+    def act() -> bool:
         os.makedirs(tree / "runs/one")
         write(str(tree / "runs/one/log"), "w")
         os.mkdir(tree / "empty")
@@ -632,16 +581,14 @@ def test_what_is_new_is_removed_where_it_ends_up(tree: Path, scratch: Path) -> N
         subprocess.run(["cp", tree / "a", tree / "done/one/copied"], check=True)
         write("/dev/shm/autotune-test", "w")
         write("/dev/null", "w")
+        return (tree / "done/one/copied").is_file()
 
-    protected(act, scratch)
-    assert (tree / "done/one/copied").is_file()
-    assert remove_made(scratch) == ()
-    assert fingerprint(tree) == before
+    assert trial(act)
     assert not Path("/dev/shm/autotune-test").exists()
     assert Path("/dev/null").exists()
 
 
-def test_what_somebody_else_has_made_stays_and_is_named(tree: Path, scratch: Path) -> None:
+def test_others_files_stay_and_are_named(tree: Path, scratch: Path) -> None:
     def act() -> None:
         os.mkdir(tree / "runs")
         os.mkdir(tree / "runs/ours")
@@ -650,19 +597,16 @@ def test_what_somebody_else_has_made_stays_and_is_named(tree: Path, scratch: Pat
 
     protected(act, scratch)
     (tree / "runs/theirs").mkdir()
-    (tree / "runs/theirs/log").write_text("of another training")
-    (tree / "other.pt").write_text("of another training")
+    for name in ("runs/theirs/log", "other.pt"):
+        (tree / name).write_text("of another training")
     (tree / "other.pt").replace(tree / "last.pt")
     assert remove_made(scratch) == (str(tree / "last.pt"), str(tree / "runs/theirs"))
-    assert (
-        (tree / "last.pt").read_text()
-        == (tree / "runs/theirs/log").read_text()
-        == "of another training"
-    )
+    for name in ("runs/theirs/log", "last.pt"):
+        assert (tree / name).read_text() == "of another training"
     assert not (tree / "runs/ours").exists()
 
 
-def test_a_cache_and_a_download_stay(
+def test_caches_and_downloads_stay(
     tree: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCH_HOME", str(tree / "cache"))
@@ -685,26 +629,26 @@ def test_a_cache_and_a_download_stay(
 
     protected(act, scratch)
     assert remove_made(scratch) == ()
-    assert sorted(os.listdir(tree / "cache")) == ["weights"]
-    assert sorted(os.listdir(tree / "data")) == ["raw"]
-    assert sorted(os.listdir(tree / "data/raw")) == ["images"]
+    found = [os.listdir(tree / name) for name in ("cache", "data", "data/raw")]
+    assert found == [["weights"], ["raw"], ["images"]]
 
 
-def test_a_trials_own_folder_is_written_as_ever(tree: Path, scratch: Path) -> None:
-    code = (
-        "from autotune.worker.script.files.protection import *; from pathlib import Path\n"
-        f"protect_files(Path({str(scratch)!r}), own=[Path({str(tree)!r})])\n"
-        "open('a', 'a').write('+'); open('new', 'w').close()"
-    )
-    subprocess.run([sys.executable, "-c", code], cwd=tree, check=True)
+def test_a_trials_own_folder_is_not_redirected(tree: Path, scratch: Path) -> None:
+    def act() -> None:
+        protect_files(scratch, own=[tree])
+        write(str(tree / "a"), "a")
+        write(str(tree / "new"), "w")
+
+    forked(act)
     assert remove_made(scratch) == ()
     assert (tree / "a").read_text() == "one+"
     assert (tree / "new").exists()
 
 
-def test_descriptors_bytes_and_paths_work_as_ever(tree: Path, scratch: Path) -> None:
-    before = fingerprint(tree)
+# Unusual calls, and errors
 
+
+def test_descriptors_and_bytes(tree: Path, trial: Trial) -> None:
     def act() -> Any:
         folder = os.open(tree, os.O_RDONLY)
         descriptor = os.open("a", os.O_WRONLY | os.O_APPEND, dir_fd=folder)
@@ -715,23 +659,15 @@ def test_descriptors_bytes_and_paths_work_as_ever(tree: Path, scratch: Path) -> 
         with open(tree / "d/a", "rb") as kept:
             os.fchmod(kept.fileno(), 0o600)
             os.utime(kept.fileno(), ns=(1, 1))
-        with open(
-            os.fsencode(tree / "d/a"), "r+", encoding="utf-8", newline="", opener=os.open
-        ) as text:
+        path = os.fsencode(tree / "d/a")
+        with open(path, "r+", encoding="utf-8", newline="", opener=os.open) as text:
             name = text.name
             text.write("T")
-        names = os.listdir(os.fsencode(tree)), os.listdir(folder) != []
-        return (
-            read(str(tree / "a")),
-            sorted(names[0]),
-            names[1],
-            name,
-            Path(tree / "d/a").read_bytes(),
-        )
+        names = sorted(os.listdir(os.fsencode(tree)))
+        return read(str(tree / "a")), names, os.listdir(folder) != [], name, read(str(tree / "d/a"))
 
-    seen = protected(act, scratch)
-    assert seen == ("one+-", [b"a", b"d", b"l", b"m"], True, os.fsencode(tree / "d/a"), b"Three")
-    assert fingerprint(tree) == before
+    names = [b"a", b"d", b"l", b"m"]
+    assert trial(act) == ("one+-", names, True, os.fsencode(tree / "d/a"), "Three")
 
 
 FAILING: list[tuple[Callable[[str], Any], int]] = [
@@ -746,7 +682,7 @@ FAILING: list[tuple[Callable[[str], Any], int]] = [
 ]
 
 
-def test_errors_are_those_of_the_real_call(tree: Path, scratch: Path) -> None:
+def test_errors_are_those_of_the_real_call(tree: Path, trial: Trial) -> None:
     def failing() -> list[tuple[object, ...]]:
         raised = list[tuple[object, ...]]()
         for act, _ in FAILING:
@@ -758,21 +694,19 @@ def test_errors_are_those_of_the_real_call(tree: Path, scratch: Path) -> None:
 
     real = failing()
     assert [number for _, number, *_ in real] == [number for _, number in FAILING]
-    assert protected(failing, scratch) == real
+    assert trial(failing) == real
 
 
-def test_an_existing_file_without_permission_is_refused(tree: Path, scratch: Path) -> None:
+def test_a_file_without_permission_is_refused(tree: Path, scratch: Path) -> None:
     (tree / "a").chmod(0o444)
 
     def act() -> str:
         if os.geteuid() == 0:
             os.chmod(scratch, 0o777)
             os.seteuid(65534)
-        try:
+        with pytest.raises(PermissionError) as raised:
             open(tree / "a", "a")
-        except PermissionError as error:
-            return str(error.filename)
-        return "opened"
+        return str(raised.value.filename)
 
     for folder in (tree, *tree.parents):
         if folder.stat().st_uid == os.geteuid() and not folder.stat().st_mode & 0o005:
@@ -780,20 +714,16 @@ def test_an_existing_file_without_permission_is_refused(tree: Path, scratch: Pat
     assert protected(act, scratch) == str(tree / "a")
 
 
-def test_a_hard_link_to_an_old_file_is_a_copy(tree: Path, scratch: Path) -> None:
-    before = fingerprint(tree)
-
+def test_a_hard_link_to_an_old_file_is_a_copy(tree: Path, trial: Trial) -> None:
     def act() -> str:
         os.link(tree / "a", tree / "linked")
         write(str(tree / "linked"), "a")
         return read(str(tree / "linked"))
 
-    assert protected(act, scratch) == "one+"
-    left = fingerprint(tree)
-    assert {path: left.get(path) for path in before} == before
+    assert trial(act) == "one+"
 
 
-def test_a_script_may_stand_in_a_folder_that_lies_elsewhere(tree: Path, scratch: Path) -> None:
+def test_the_current_folder_may_be_redirected(tree: Path, trial: Trial) -> None:
     def act() -> Any:
         os.rename(tree / "d", tree / "moved")
         os.chdir(tree / "moved/e")
@@ -802,17 +732,13 @@ def test_a_script_may_stand_in_a_folder_that_lies_elsewhere(tree: Path, scratch:
         return os.getcwd(), sorted(os.listdir()), read("../a"), read("a"), Path("new").resolve()
 
     place = str(tree / "moved/e")
-    assert protected(act, scratch) == (place, ["a", "new"], "three", "four+", Path(place, "new"))
-    assert not (tree / "d/e/new").exists()
+    assert trial(act) == (place, ["a", "new"], "three", "four+", Path(place, "new"))
 
 
-def test_tools_of_the_standard_library_are_redirected(tree: Path, scratch: Path) -> None:
-    before = fingerprint(tree)
-
+def test_standard_library(tree: Path, trial: Trial) -> None:
     def act() -> Any:
         import logging
         import tarfile
-        import tempfile
         import zipfile
 
         handler = logging.FileHandler(tree / "a", mode="w")
@@ -824,17 +750,10 @@ def test_tools_of_the_standard_library_are_redirected(tree: Path, scratch: Path)
             tar.add(tree / "a", arcname="a")
         with tempfile.TemporaryDirectory(dir=tree) as folder:
             write(f"{folder}/x", "w")
-        with tempfile.NamedTemporaryFile(dir=tree) as file:
-            file.write(b"x")
-        return (
-            read(str(tree / "a")),
-            zipfile.ZipFile(tree / "b").namelist(),
-            tarfile.open(tree / "d/a").getnames(),
-        )
+        names = zipfile.ZipFile(tree / "b").namelist(), tarfile.open(tree / "d/a").getnames()
+        return read(str(tree / "a")), *names
 
-    assert protected(act, scratch) == ("said\n", ["x"], ["a"])
-    assert fingerprint(tree) == before
-    assert remove_made(scratch) == ()
+    assert trial(act) == ("said\n", ["x"], ["a"])
 
 
 @pytest.fixture
@@ -850,47 +769,47 @@ def small_disk(tmp_path: Path) -> Any:
     subprocess.run(["umount", folder], check=True)
 
 
-def test_a_full_scratch_raises_and_never_writes_the_file(tree: Path, small_disk: Path) -> None:
+def test_a_full_scratch_raises_and_writes_no_file(tree: Path, small_disk: Path) -> None:
     (tree / "large").write_bytes(b"x" * (2 << 20))
     before = fingerprint(tree)
 
+    def error_of(change: Callable[[], Any], times: int = 1) -> int | None:
+        try:
+            for _ in range(times):
+                change()
+        except OSError as error:
+            return error.errno
+        return None
+
     def act() -> list[int | None]:
-        said = []
-        for mode in ("a", "r+"):
-            try:
-                write(str(tree / "large"), mode)
-            except OSError as error:
-                said.append(error.errno)
-        said.append(len(read(str(tree / "large"))))
+        large = str(tree / "large")
+        said = [error_of(partial(write, large, mode)) for mode in ("a", "r+")]
+        said.append(len(read(large)))
         with open(small_disk / "filler", "wb", buffering=0) as filler:
             with pytest.raises(OSError, match="No space"):
                 while True:
                     filler.write(b"x" * 512)
-            changes: list[Callable[[], Any]] = [
-                lambda: write(str(tree / "a"), "a"),
-                lambda: write(str(tree / "new"), "w"),
-                lambda: os.remove(tree / "b"),
-                lambda: os.rename(tree / "d", tree / "f"),
-            ]
-            for change in changes:
-                try:
-                    for _ in range(200):
-                        change()
-                    said.append(None)
-                except OSError as error:
-                    said.append(error.errno)
+            said.append(error_of(lambda: write(str(tree / "a"), "a"), 200))
+            # Whether these fail depends on the room that is left.
+            error_of(lambda: write(str(tree / "new"), "w"), 200)
+            error_of(lambda: os.remove(tree / "b"), 200)
+            error_of(lambda: os.rename(tree / "d", tree / "f"), 200)
         return said
 
-    said = protected(act, small_disk / "scratch")
-    assert said[:3] == [errno.ENOSPC, errno.ENOSPC, 2 << 20]
-    assert said[3] == errno.ENOSPC
+    assert protected(act, small_disk / "scratch") == [
+        errno.ENOSPC,
+        errno.ENOSPC,
+        2 << 20,
+        errno.ENOSPC,
+    ]
     left = fingerprint(tree)
     assert {path: left.get(path) for path in before} == before
 
 
-def test_a_rename_across_file_systems_keeps_both_sides(tree: Path, small_disk: Path) -> None:
+def test_a_rename_across_file_systems_keeps_both_sides(
+    tree: Path, small_disk: Path, trial: Trial
+) -> None:
     (small_disk / "old").write_text("old")
-    scratch = tree.parent / "scratch"
 
     def act() -> Any:
         write(str(small_disk / "tmp"), "w")
@@ -898,16 +817,12 @@ def test_a_rename_across_file_systems_keeps_both_sides(tree: Path, small_disk: P
         os.mkdir(small_disk / "folder")
         write(str(small_disk / "folder/x"), "w")
         shutil.move(tree / "a", small_disk / "a")
-        return (
-            read(str(small_disk / "old")),
-            sorted(os.listdir(small_disk)),
-            read(str(small_disk / "a")),
-            os.path.exists(tree / "a"),
-        )
+        names = sorted(os.listdir(small_disk))
+        moved = read(str(small_disk / "a")), os.path.exists(tree / "a")
+        return read(str(small_disk / "old")), names, *moved
 
-    assert protected(act, scratch) == ("+", ["a", "folder", "old"], "one", False)
+    assert trial(act) == ("+", ["a", "folder", "old"], "one", False)
     assert (small_disk / "old").read_text() == "old"
-    assert (tree / "a").read_text() == "one"
 
 
 def test_protecting_twice_is_protecting_once(tree: Path, scratch: Path) -> None:

@@ -1,4 +1,4 @@
-"""What jobs do in a script beside measuring."""
+"""What jobs do in a script besides measuring."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from autotune.worker.feed import QueueDepth
 from autotune.worker.script import session
 from autotune.worker.script.feeds import Conductor, CountedLoader, ScriptFeed
+from tests.worker.script.scripts import LOOP, ScriptRig
 
 
 class Stream(IterableDataset[int]):
@@ -28,7 +29,7 @@ class Stream(IterableDataset[int]):
         yield 1
 
 
-def test_a_live_stream_that_gives_no_item_again_holds_no_probe_up(
+def test_live_stream_holds_no_probe_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     loader = DataLoader(Stream())
@@ -39,3 +40,24 @@ def test_a_live_stream_that_gives_no_item_again_holds_no_probe_up(
     assert not session._is_sharded(Stream(), feed)
     monkeypatch.setattr(session, "_LONGEST_ITEM_S", 0.05)
     assert not session._is_sharded(Stream(is_live=True), feed), "each worker may give all of it"
+
+
+@pytest.mark.slow
+def test_precision_sides_and_largest_samples(rig: ScriptRig) -> None:
+    found = rig.probe(rig.write(LOOP))
+    runner, own = rig.runner(found.words, found.script), found.observed
+    half = own.model_copy(update={"amp_dtype": "bfloat16"})
+    guard = runner.guard(half, name="guard", deadline_s=60.0).guard
+    assert guard is not None
+    assert guard.steps == len(guard.losses) == len(guard.reference_losses) >= 5
+    assert guard.gradient_cosine is not None
+    assert 0.9 < guard.gradient_cosine < 1
+    varied = [half, own.model_copy(update={"num_workers": 1})]
+    curves = runner.curves(own, varied, deadline_s=60.0, stretch_s=0.05).curves
+    assert curves is not None
+    assert curves.loader
+    assert curves.device
+    stress = runner.stress(own, name="stress", deadline_s=60.0, train_s=0.1).stress
+    assert stress is not None
+    assert stress.steps >= 3
+    assert stress.largest_item_bytes == 8 * 4 + 8

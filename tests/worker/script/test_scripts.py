@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,136 +30,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 COMMANDS: dict[str, dict[str, Any]] = yaml.safe_load((SCRIPTS / "commands.yaml").read_text())
+SEEN: dict[str, dict[str, Any]] = yaml.safe_load((SCRIPTS / "seen.yaml").read_text())
 WORKER = {"num_workers": 1, "prefetch_factor": 2}
-WORKERS = {"num_workers": 2, "prefetch_factor": 2}
-PAIR = {"world_size": 2, "strategy": "ddp"}
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What is to be seen of a script: settings that are not autotune's defaults, and where its loader is made."""
-
-    line: int | None
-    """None: it has no DataLoader that can be followed."""
-    own: dict[str, Any]
-    kept: frozenset[str] = frozenset()
-    """Settings of the loader that are not to be changed from outside."""
-    file: str = ""
-    """Where that is another one than the script."""
-    deadline_s: float = 100.0
-
-
-SEEN: dict[str, Seen] = {
-    "s01_pkg": Seen(8, {"lr": 0.1}, file="data.py"),
-    "s02_train_acc.py": Seen(6, {}),
-    "s03_mid_epoch_train_eval.py": Seen(6, {}),
-    "s04_mp_spawn.py": Seen(11, {"lr": 0.1, **PAIR}),
-    "s05_torchrun.py": Seen(10, {"lr": 0.1, **PAIR}),
-    "s06_accelerate.py": Seen(11, {"micro_batch_size": 16, "grad_accum_steps": 4}),
-    "s07_hf_trainer.py": Seen(
-        12,
-        {"micro_batch_size": 8, "grad_accum_steps": 2, "lr": 5e-5, "fused": True},
-    ),
-    "s08_gan.py": Seen(5, {"micro_batch_size": 64, "lr": 0.0004}),
-    "s09_wgan.py": Seen(5, {"micro_batch_size": 64, "lr": 0.0001}),
-    "s10_accum_iter.py": Seen(
-        6,
-        {"micro_batch_size": 16, "grad_accum_steps": 4, "amp_dtype": "bfloat16", **WORKER},
-        frozenset({"amp_dtype"}),
-    ),
-    "s11_iterable.py": Seen(10, {"micro_batch_size": 48, **WORKERS}),
-    "s12_multi_epochs.py": Seen(11, WORKER),
-    "s13_nodeloader.py": Seen(12, {}),
-    "s14_generator_iterator.py": Seen(None, {}),
-    "s15_anew_break.py": Seen(8, {}),
-    "s16_ppo.py": Seen(9, {}),
-    "s17_cycle.py": Seen(7, {}),
-    "s18_resume.py": Seen(7, {}),
-    "s19_output_dir.py": Seen(11, {}),
-    "s20_short.py": Seen(6, {}),
-    "s21_slow_start.py": Seen(7, {}),
-    "s22_system.py": Seen(21, {**WORKER, "persistent_workers": True}),
-    "s23_bucket.py": Seen(16, {"micro_batch_size": 24}, frozenset({"micro_batch_size"})),
-    "s24_hf_plain.py": Seen(10, {"micro_batch_size": 16, "lr": 5e-5}),
-    "s25_omp.py": Seen(9, {"intra_op_threads": 1}, frozenset({"intra_op_threads"})),
-    "s26_tiny_anew.py": Seen(8, {}),
-    "s27_skip_bad.py": Seen(10, {}),
-    "s28_zip.py": Seen(
-        5, {"micro_batch_size": 16, "lr": 0.03, **WORKER}, frozenset({"micro_batch_size"})
-    ),
-    "s29_noloader.py": Seen(None, {"micro_batch_size": 12, "grad_accum_steps": 4}),
-    "s30_flood.py": Seen(6, {}),
-    "s31_reexec.py": Seen(9, {}),
-    "s32_launch_child.py": Seen(9, {}, file="s25_omp.py"),
-    "s33_onecycle.py": Seen(7, {"lr": 0.01}),
-    "s34_pin_int.py": Seen(6, {**WORKER, "persistent_workers": True}),
-    "s35_structseq.py": Seen(6, {}),
-    "s36_fed.py": Seen(12, {"micro_batch_size": 64, "lr": 0.05}),
-    "s37_bf16_weights.py": Seen(6, {"amp_dtype": "bfloat16"}, frozenset({"amp_dtype"})),
-    "s38_jit_end.py": Seen(7, {}),
-    "s39_fold.py": Seen(8, {}),
-    "s40_wrapper.sh": Seen(8, {"lr": 0.1}, file="data.py"),
-    "s41_mod": Seen(9, {}, file="train.py"),
-    "s42_warn_thread.py": Seen(7, {}),
-    "s43_raw_params.py": Seen(None, {"micro_batch_size": 1, "lr": 0.01}),
-    "s44_one_second.py": Seen(6, {}),
-    "s45_new_dataset_each_epoch.py": Seen(8, {}),
-    "s46_dataset_per_epoch_apply.py": Seen(12, {}),
-    "s47_resume_latest.py": Seen(7, {}),
-    "s48_sleep_step.py": Seen(6, {}),
-    "s49_slow_own_data.py": Seen(None, {}),
-    "s50_mp_fork.py": Seen(11, {"lr": 0.1, **PAIR}),
-    "s51_hogwild.py": Seen(7, {"lr": 0.01, "intra_op_threads": 1}),
-    "s52_fork_child.py": Seen(7, {}),
-    "s53_two_workers.py": Seen(9, {"intra_op_threads": 1, **WORKERS}),
-    "s56_none.py": Seen(6, {"lr": 0.1}),
-    "s57_two_tasks.py": Seen(8, {"lr": 0.1}),
-    "s58_next_iter.py": Seen(6, {"lr": 0.1, **WORKERS}),
-    "s59_infinite.py": Seen(9, {"grad_accum_steps": 2, **WORKER}),
-    "s61_lightning_cli.py": Seen(
-        36,
-        {"micro_batch_size": 16, "lr": 0.002},
-    ),
-    "s62_accelerate_config.py": Seen(
-        15,
-        {"micro_batch_size": 16, "grad_accum_steps": 2, "amp_dtype": "bfloat16"},
-        frozenset({"amp_dtype"}),
-    ),
-    "s63_deepspeed.py": Seen(
-        19,
-        {"micro_batch_size": 16, "grad_accum_steps": 2, "pin_memory": True, **WORKERS, **PAIR},
-        deadline_s=180.0,  # it compiles an extension of torch's first
-    ),
-    "s64_uv_run.py": Seen(9, {"lr": 0.1}),
-    "s65_notebook.py": Seen(27, {"micro_batch_size": 64}),
-    "s66_monai.py": Seen(21, {"micro_batch_size": 8}),
-    "s67_webdataset.py": Seen(
-        30,
-        {"micro_batch_size": 20, "lr": 0.1, **WORKER},
-        frozenset({"micro_batch_size"}),
-    ),
-    "s68_nodes.py": Seen(None, {"lr": 0.1}),
-    "s69_three_optimizers.py": Seen(7, {"lr": 0.01}),
-    "s70_replay_buffer.py": Seen(None, {"micro_batch_size": 64, "lr": 0.0005}),
-    "s71_curriculum.py": Seen(12, {"micro_batch_size": 16, "lr": 0.1}),
-    "s72_distillation.py": Seen(7, WORKER),
-    "s73_lora.py": Seen(10, {"micro_batch_size": 8, "lr": 0.0002}),
-    "s74_checkpointed.py": Seen(23, {"grad_accum_steps": 2}),
-    "s75_ema.py": Seen(10, {"lr": 0.1}),
-    "s76_compiled.py": Seen(7, {"lr": 0.1, "compile": True}),
-    "s77_wandb.py": Seen(13, {"lr": 0.1}),
-    "s78_mlflow.py": Seen(11, {"lr": 0.1}),
-    "s80_coverage.py": Seen(16, {"lr": 0.1}),
-    "s81_config": Seen(
-        13,
-        {"micro_batch_size": 48, "lr": 0.05},
-        file="train.py",
-    ),
-    "s82_helper_process.py": Seen(25, {"lr": 0.1}),
-    "l1_lightning.py": Seen(14, {"grad_accum_steps": 2}),
-    "l1_lightning.py reload": Seen(14, {"grad_accum_steps": 2}),
-    "l2_hydra.py": Seen(9, {"lr": 0.01}),
-}
 
 
 @pytest.fixture(scope="module")
@@ -187,33 +60,32 @@ _WAITS_BY_SPINNING = "s63_deepspeed.py"
     [
         pytest.param(name, marks=pytest.mark.quiet if name == _WAITS_BY_SPINNING else ())
         for name in SEEN
+        if not name.startswith(".")
     ],
 )
-def test_a_script_is_seen_as_it_is_measured_and_leaves_nothing(
+def test_script_is_seen_and_leaves_nothing(
     rig: ScriptRig, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen, started = SEEN[name], COMMANDS.get(name, {})
+    expected, kept = dict(seen.get("own", {})), set(seen.get("kept", ()))
     if "needs" in started and find_spec(started["needs"]) is None:
         pytest.skip(f"{started['needs']} is not installed")
     monkeypatch.chdir(rig.folder / started.get("folder", ""))
     before = files_in(rig.folder)
     words = started.get("command", f"python {name}").split()
-    probed = rig.probe(tuple(words), deadline_s=seen.deadline_s)
+    probed = rig.probe(tuple(words), deadline_s=seen.get("deadline_s", 100.0))
     defaults = TrainingConfig().model_dump()
     own = {
         key: value for key, value in probed.observed.model_dump().items() if value != defaults[key]
     }
-    expected, kept = dict(seen.own), seen.kept
-    if (
-        torch.get_num_threads() == 1
-    ):  # as where tests run side by side: what the script asks for is what it has
+    # Where tests run in parallel, what the script asks for is what it has.
+    if torch.get_num_threads() == 1:
         expected.pop("intra_op_threads", None)
-        kept -= {"intra_op_threads"}
+        kept.discard("intra_op_threads")
     assert own == pytest.approx(expected)
     places = [(Path(site.file).name, site.line) for site in probed.script.loaders]
-    assert places[-1:] == (
-        [] if seen.line is None else [(seen.file or name.partition(" ")[0], seen.line)]
-    )
+    file = seen.get("file", name.partition(" ")[0])
+    assert places[-1:] == ([] if seen["line"] is None else [(file, seen["line"])])
     assert not kept & set(probed.script.reached)
     result = rig.trial(probed.words, probed, window=SHORT)
     assert result.outcome == "ok", result.reason
@@ -222,6 +94,16 @@ def test_a_script_is_seen_as_it_is_measured_and_leaves_nothing(
         one for one in psutil.Process().children(recursive=True) if name in " ".join(one.cmdline())
     ]
     assert here == []
+
+
+def autotune(
+    words: str, folder: Path, arguments: Sequence[str] = (), *, held: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
+    """A command of autotune, as it ended."""
+    command = [*held, sys.executable, "-m", "autotune", *words.split(), *arguments]
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=150, check=False
+    )
 
 
 @dataclass(frozen=True)
@@ -281,9 +163,7 @@ APPLIED = {
 
 
 @pytest.mark.parametrize("name", APPLIED)
-def test_a_script_trains_under_apply_as_by_itself_but_for_the_settings(
-    name: str, tmp_path: Path
-) -> None:
+def test_script_under_apply(name: str, tmp_path: Path) -> None:
     applied, script = APPLIED[name], tmp_path / name.partition(",")[0]
     script.write_text((SCRIPTS / script.name).read_text().replace(applied.removed or "\0", ""))
     observed = TrainingConfig.model_validate({"micro_batch_size": 32, "lr": 0.1, **applied.own})
@@ -296,29 +176,12 @@ def test_a_script_trains_under_apply_as_by_itself_but_for_the_settings(
         "script": facts.model_dump(mode="json", exclude={"unreached", "modules", "new_files"}),
     }
     (tmp_path / "recommended.yaml").write_text(yaml.safe_dump(found))
-    words = [
-        sys.executable,
-        "-m",
-        "autotune",
-        "apply",
-        "recommended.yaml",
-        "--",
-        "python",
-        script.name,
-    ]
-    done = subprocess.run(
-        [*words, *applied.arguments],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
+    done = autotune(f"apply recommended.yaml -- python {script.name}", tmp_path, applied.arguments)
     assert done.returncode == applied.code, done.stderr
     assert done.stdout.splitlines() == applied.printed
 
 
-def test_a_folder_that_cannot_be_written_keeps_no_script_from_being_looked_at(
+def test_read_only_folder_can_be_diagnosed(
     tmp_path: Path,
 ) -> None:
     """As an ordinary user has it in another's folder; the user root is held to a folder's mode by `setpriv` alone."""
@@ -329,27 +192,9 @@ def test_a_folder_that_cannot_be_written_keeps_no_script_from_being_looked_at(
     folder.mkdir()
     shutil.copy(SCRIPTS / "s79_read_only.py", folder)
     folder.chmod(0o555)
-    words = [
-        *held,
-        sys.executable,
-        "-m",
-        "autotune",
-        "OURS",
-        "--set",
-        "budget.timeout_s=20",
-        "--",
-        "python",
-    ]
     looked, searched = (
-        subprocess.run(
-            [ours if word == "OURS" else word for word in [*words, "s79_read_only.py"]],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=150,
-            check=False,
-        )
-        for ours in ("diagnose", "run")
+        autotune(f"{name} --set budget.timeout_s=20 -- python s79_read_only.py", folder, held=held)
+        for name in ("diagnose", "run")
     )
     assert looked.returncode == 0, looked.stderr
     assert "samples/s" in looked.stdout

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from autotune.policy import WindowRules
-from tests.worker.script.scripts import HEAD, LOOP, ScriptRig
+from autotune.records.measurement import Measurement
+from tests.worker.script.scripts import HEAD, LOOP, Script, ScriptRig
 
 _EVALUATION_S = 0.4
 _VALIDATING = (
-    HEAD
-    + f"EACH_S = {_EVALUATION_S}"
-    + """
+    f"EACH_S = {_EVALUATION_S}"
+    """
 import time
 loader = DataLoader(data, batch_size=64, shuffle=True)
 
@@ -56,38 +56,39 @@ for epoch in range(100000):
 )
 
 
-def test_a_validation_loader_is_not_the_training_loader_and_its_time_is_no_training(
-    rig: ScriptRig,
-) -> None:
-    words = rig.write(_EACH_EPOCH)
-    found = rig.probe(words)
+def sizes(measured: Measurement) -> set[int]:
+    """The numbers of samples in a batch."""
+    return {round(block.samples / block.batches) for block in measured.blocks}
+
+
+def lines(found: Script) -> list[int]:
+    """The lines of the training loader."""
+    return [site.line for site in found.script.loaders]
+
+
+def test_validation_loader_is_not_training(rig: ScriptRig) -> None:
+    found, measured = rig.run(_EACH_EPOCH)
     assert found.observed.micro_batch_size == 64
-    assert [site.line for site in found.script.loaders] == [
-        _line_of(_EACH_EPOCH, "loader = DataLoader")
-    ]
+    assert lines(found) == [line_of(_EACH_EPOCH, "loader = DataLoader")]
     assert found.facts.dataset_length == 512
-    measured = rig.measured(words, found)
     (outside,) = measured.notes
     seconds, epochs = outside.figures["seconds"], outside.figures["epochs"]
     assert isinstance(seconds, float)
     assert isinstance(epochs, int)
-    assert seconds >= 0.9 * _EVALUATION_S * (epochs - 1) > 0
+    assert seconds >= 0.9 * _EVALUATION_S * (epochs - 1)
     assert measured.window.epoch_samples == 512
 
 
 @pytest.mark.slow
-def test_an_evaluation_in_the_middle_of_an_epoch_is_left_out_too(rig: ScriptRig) -> None:
-    words = rig.write(_MID_EPOCH.replace("LAST", "None"))
-    found = rig.probe(words)
-    (site,) = found.script.loaders
-    assert site.line == _line_of(_MID_EPOCH, "loader = DataLoader")
-    (outside,) = rig.measured(words, found).notes
-    assert outside.code == "outside_training"
+@pytest.mark.parametrize("last", ["None", "1"])
+def test_evaluation_within_an_epoch_is_left_out(rig: ScriptRig, last: str) -> None:
+    """Also one that ends early, up to its last batch."""
+    found, measured = rig.run(_MID_EPOCH.replace("LAST", last))
+    assert lines(found) == [line_of(_MID_EPOCH, "loader = DataLoader")]
+    assert [note.code for note in measured.notes] == ["outside_training"]
 
 
-_ON_TRAINING_DATA = (
-    HEAD
-    + """
+_ON_TRAINING_DATA = """
 loader = DataLoader(data, batch_size=16, shuffle=True)
 
 def evaluate(most):
@@ -106,18 +107,14 @@ for epoch in range(100000):
             evaluate(3)
     evaluate(None)
 """
-)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("every", [None, 10], ids=["after an epoch", "in the middle of an epoch"])
-def test_an_evaluation_on_the_training_loader_is_no_training(
-    rig: ScriptRig, every: int | None
-) -> None:
-    words = rig.write(_ON_TRAINING_DATA.replace("EVERY", str(every)))
-    found = rig.probe(words)
+def test_evaluation_on_the_training_loader(rig: ScriptRig, every: int | None) -> None:
+    found, measured = rig.run(_ON_TRAINING_DATA.replace("EVERY", str(every)))
     assert (found.observed.micro_batch_size, found.observed.grad_accum_steps) == (16, 1)
-    assert rig.measured(words, found).window.epoch_samples == 512
+    assert measured.window.epoch_samples == 512
 
 
 _NO_MORE_ASKING = {
@@ -170,18 +167,14 @@ while True:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", _NO_MORE_ASKING.values(), ids=_NO_MORE_ASKING)
-def test_a_script_that_asks_its_first_loader_no_more_is_measured_all_the_same(
-    rig: ScriptRig, text: str
-) -> None:
-    words = rig.write(HEAD + text)
-    found = rig.probe(words)
+def test_first_loader_that_is_asked_no_more(rig: ScriptRig, text: str) -> None:
+    found, measured = rig.run(text)
     assert (found.observed.micro_batch_size, found.observed.grad_accum_steps) == (16, 1)
-    measured = rig.measured(words, found)
-    assert {round(block.samples / block.batches) for block in measured.blocks} == {16}
+    assert sizes(measured) == {16}
 
 
 @pytest.mark.slow
-def test_training_on_a_second_loader_in_turns_is_left_out_and_told(rig: ScriptRig) -> None:
+def test_second_loader_in_turn_is_left_out(rig: ScriptRig) -> None:
     text = """
 first, second = DataLoader(data, batch_size=128, shuffle=True), DataLoader(data, batch_size=2, shuffle=True)
 while True:
@@ -189,15 +182,14 @@ while True:
         for x, y in loader:
             step(x, y)
 """
-    words = rig.write(HEAD + text)
-    measured = rig.measured(words, rig.probe(words), window=WindowRules(max_s=1.0, precision=1e-9))
-    assert {round(block.samples / block.batches) for block in measured.blocks} == {128}
+    _, measured = rig.run(text, window=WindowRules(max_s=1.0, precision=1e-9))
+    assert sizes(measured) == {128}
     (other,) = (note for note in measured.notes if note.code == "other_training")
-    assert other.figures["place"] == f"train.py, line {_line_of(HEAD + text, 'first, second')}"
+    assert other.figures["place"] == f"train.py, line {line_of(text, 'first, second')}"
 
 
 @pytest.mark.slow
-def test_training_that_moves_to_a_loader_with_larger_batches_is_measured_there_alone(
+def test_training_that_moves_is_measured_there(
     rig: ScriptRig,
 ) -> None:
     """A curriculum, whose first look ends before the batches grow."""
@@ -209,12 +201,10 @@ while True:
     for x, y in DataLoader(torch.utils.data.Subset(data, range(128)), batch_size=size, shuffle=True):
         step(x, y)
 """
-    words = rig.write(HEAD + text)
-    found = rig.probe(words)
+    found, measured = rig.run(text, window=WindowRules(max_s=6.0, precision=1e-9))
     assert found.observed.micro_batch_size == 4
-    measured = rig.measured(words, found, window=WindowRules(max_s=6.0, precision=1e-9))
-    assert {round(block.samples / block.batches) for block in measured.blocks} == {16}
-    place = f"train.py, line {_line_of(HEAD + text, '    for x, y in DataLoader')}"
+    assert sizes(measured) == {16}
+    place = f"train.py, line {line_of(text, '    for x, y in DataLoader')}"
     moved = [note.figures for note in measured.notes if note.code == "training_moved"]
     assert moved == [{"place": place, "batch_size": 16}]
 
@@ -223,7 +213,7 @@ while True:
 @pytest.mark.parametrize(
     "begins", ["for batch in DataLoader(data, batch_size=4)", "for batch in first"]
 )
-def test_a_short_warm_up_on_another_loader_is_passed_over(rig: ScriptRig, begins: str) -> None:
+def test_warm_up_on_another_loader_is_passed_over(rig: ScriptRig, begins: str) -> None:
     text = f"""
 import time
 main = DataLoader(data, batch_size=16, shuffle=True)
@@ -239,16 +229,14 @@ while True:
     for batch in main:
         step(*batch)
 """
-    words = rig.write(HEAD + text)
-    found = rig.probe(words)
+    found, measured = rig.run(text, num_workers=1)
     assert found.observed.micro_batch_size == 16
-    assert [site.line for site in found.script.loaders] == [_line_of(HEAD + text, "main = ")]
-    measured = rig.measured(words, found, num_workers=1)
-    assert {round(block.samples / block.batches) for block in measured.blocks} == {16}
+    assert lines(found) == [line_of(text, "main = ")]
+    assert sizes(measured) == {16}
 
 
 @pytest.mark.slow
-def test_an_evaluation_in_another_thread_takes_no_time_of_the_training(rig: ScriptRig) -> None:
+def test_evaluation_in_another_thread_takes_no_time(rig: ScriptRig) -> None:
     text = """
 import threading, time
 other = DataLoader(data, batch_size=64)
@@ -267,16 +255,14 @@ while True:
         step(x, y)
         time.sleep(0.002)
 """
-    words = rig.write(HEAD + text)
-    measured = rig.measured(words, rig.probe(words))
-    assert not [
-        note for note in measured.notes if note.code in {"outside_training", "other_training"}
-    ]
+    _, measured = rig.run(text)
+    codes = {note.code for note in measured.notes}
+    assert codes.isdisjoint({"outside_training", "other_training"})
     assert measured.samples_per_s <= 16 / 0.002
 
 
 @pytest.mark.slow
-def test_a_validation_of_many_batches_is_not_read_in_step(rig: ScriptRig) -> None:
+def test_long_validation_is_not_read_in_step(rig: ScriptRig) -> None:
     """PyTorch's tutorial on transfer learning: phases over a dict of loaders, gradients switched within the loop."""
     text = """
 loaders = {"train": DataLoader(data, batch_size=16, shuffle=True), "val": DataLoader(data, batch_size=16)}
@@ -294,7 +280,7 @@ while True:
 
 
 @pytest.mark.slow
-def test_a_training_that_the_script_starts_in_a_process_of_its_own_is_not_measured(
+def test_training_in_a_child_process_is_not_measured(
     rig: ScriptRig,
 ) -> None:
     """A linear probe at each epoch's end; it finishes its first steps long before the epochs do."""
@@ -311,13 +297,12 @@ while True:
         step(x, y)
     subprocess.run([sys.executable, "helper.py"], check=True, cwd=__import__("os").path.dirname(__file__))
 """
-    words = rig.write(HEAD + text)
-    found = rig.probe(words)
+    found = rig.probe(rig.write(HEAD + text))
     assert (found.observed.micro_batch_size, found.observed.lr) == (128, 0.05)
 
 
 @pytest.mark.slow
-def test_parameters_without_a_module_are_measured_by_their_steps(rig: ScriptRig) -> None:
+def test_parameters_without_a_module(rig: ScriptRig) -> None:
     words = rig.write(
         """
 import torch
@@ -336,10 +321,9 @@ while True:
 
 
 @pytest.mark.slow
-def test_an_evaluation_at_a_blocks_edge_belongs_to_no_block(rig: ScriptRig) -> None:
-    words = rig.write(
-        HEAD
-        + """
+def test_evaluation_at_a_blocks_edge(rig: ScriptRig) -> None:
+    _, measured = rig.run(
+        """
 import time
 
 class Slow(torch.utils.data.Dataset):
@@ -359,14 +343,13 @@ while True:
             pass
 """
     )
-    measured = rig.measured(words, rig.probe(words))
     assert len(measured.blocks) >= 3
     assert all(
         0.1 * block.batches <= block.seconds < 0.35 * block.batches for block in measured.blocks
     )
 
 
-def test_a_training_loader_that_is_made_for_each_epoch_is_followed_and_given_the_settings(
+def test_loader_made_for_each_epoch_is_followed(
     rig: ScriptRig,
 ) -> None:
     words = rig.write(
@@ -401,10 +384,10 @@ for epoch in range(100000):
 
 
 @pytest.mark.slow
-def test_a_loader_that_another_thread_reads_ahead_counts_as_none(rig: ScriptRig) -> None:
-    words = rig.write(
-        HEAD
-        + """
+@pytest.mark.parametrize(
+    "text",
+    [
+        """
 import queue, threading
 loader, ready = DataLoader(data, batch_size=16), queue.Queue(maxsize=2)
 
@@ -416,15 +399,24 @@ def read():
 threading.Thread(target=read, daemon=True).start()
 while True:
     step(*ready.get())
-"""
-    )
-    found = rig.probe(words, deadline_s=60.0)
+""",
+        """
+batches = list(DataLoader(data, batch_size=16))
+while True:
+    for x, y in batches:
+        step(x, y)
+""",
+    ],
+    ids=["read ahead by another thread", "read beforehand"],
+)
+def test_loader_out_of_reach_counts_as_none(rig: ScriptRig, text: str) -> None:
+    found = rig.probe(rig.write(HEAD + text), deadline_s=60.0)
     assert not {"num_workers", "micro_batch_size"} & set(found.script.reached)
     assert found.observed.micro_batch_size == 16
 
 
 @pytest.mark.slow
-def test_several_views_of_a_batch_are_one_batch_and_an_accumulation_is_told(rig: ScriptRig) -> None:
+def test_views_of_a_batch_and_accumulation(rig: ScriptRig) -> None:
     text = """
 x, y = data.tensors[0][:24], data.tensors[1][:24]
 
@@ -443,21 +435,9 @@ while True:
 
 
 @pytest.mark.slow
-def test_of_an_evaluation_that_ends_early_what_passes_until_its_last_batch_is_left_out(
-    rig: ScriptRig,
-) -> None:
-    words = rig.write(_MID_EPOCH.replace("LAST", "1"))
-    (outside,) = rig.measured(words, rig.probe(words)).notes
-    assert outside.code == "outside_training"
-
-
-@pytest.mark.slow
-def test_a_loader_that_is_iterated_beside_the_training_loader_is_part_of_training(
-    rig: ScriptRig,
-) -> None:
-    words = rig.write(
-        HEAD
-        + """
+def test_loader_read_in_step_is_part_of_training(rig: ScriptRig) -> None:
+    _, measured = rig.run(
+        """
 import time
 loader = DataLoader(data, batch_size=16, shuffle=True)
 other = DataLoader(TensorDataset(data.tensors[0]), batch_size=16)
@@ -467,13 +447,12 @@ for epoch in range(100000):
         step(x, y)
 """
     )
-    measured = rig.measured(words, rig.probe(words))
     assert measured.notes == ()
     assert all(block.seconds >= 0.001 * block.batches for block in measured.blocks)
 
 
 @pytest.mark.slow
-def test_short_last_batches_are_counted_as_they_are(rig: ScriptRig) -> None:
+def test_short_last_batches_are_counted(rig: ScriptRig) -> None:
     words = rig.write(
         LOOP.replace(
             "torch.randn(512, 8), torch.arange(512)", "torch.randn(40, 8), torch.arange(40)"
@@ -489,26 +468,26 @@ def test_short_last_batches_are_counted_as_they_are(rig: ScriptRig) -> None:
 
 
 @pytest.mark.slow
-def test_short_batches_of_a_stream_are_counted_in_its_workers(rig: ScriptRig) -> None:
-    words = rig.write(
-        HEAD
-        + """
+def test_short_batches_of_a_stream_are_counted(rig: ScriptRig) -> None:
+    _, measured = rig.run(
+        """
 class Stream(torch.utils.data.IterableDataset):
     def __iter__(self):
         return zip(*(part[:40] for part in data.tensors))
 
 loader = DataLoader(Stream(), batch_size=16, num_workers=1)
+for _ in range(100000):
+    for x, y in loader:
+        assert 0 < len(x) <= 16
+        step(x, y)
 """
-        + "for _ in range(100000):\n    for x, y in loader:\n        assert 0 < len(x) <= 16\n        step(x, y)\n"
     )
-    window = rig.measured(words, rig.probe(words)).window
-    assert window.epoch_samples == 40
+    assert measured.window.epoch_samples == 40
 
 
-def test_a_script_without_a_loader_is_measured_by_its_forward_passes(rig: ScriptRig) -> None:
-    words = rig.write(
-        HEAD
-        + """
+def test_script_without_a_loader(rig: ScriptRig) -> None:
+    _, measured = rig.run(
+        """
 import time
 x, y = data.tensors
 while True:
@@ -516,28 +495,9 @@ while True:
     step(x[:24], y[:24])
 """
     )
-    measured = rig.measured(words, rig.probe(words))
     assert measured.window.epoch_samples is None
     assert all(block.samples == 24 * block.batches for block in measured.window.blocks)
     assert all(block.seconds >= 0.001 * block.batches for block in measured.blocks)
-
-
-@pytest.mark.slow
-def test_a_script_that_has_taken_all_its_batches_beforehand_is_measured_like_one_without_a_loader(
-    rig: ScriptRig,
-) -> None:
-    words = rig.write(
-        HEAD
-        + """
-batches = list(DataLoader(data, batch_size=16))
-while True:
-    for x, y in batches:
-        step(x, y)
-"""
-    )
-    found = rig.probe(words, deadline_s=20.0)
-    assert found.observed.micro_batch_size == 16
-    assert not {"num_workers", "micro_batch_size"} & set(found.script.reached)
 
 
 @pytest.mark.slow
@@ -550,9 +510,7 @@ while True:
     ],
     ids=["next", "for", "persistent workers"],
 )
-def test_a_script_gets_each_sample_once_however_long_the_queue_is(
-    rig: ScriptRig, persists: bool, loop: str
-) -> None:
+def test_each_sample_comes_once_for_any_queue(rig: ScriptRig, persists: bool, loop: str) -> None:
     text = f"""
 import json, time
 
@@ -574,18 +532,14 @@ for epoch in range(100000):
     assert sorted(seen) == list(range(32)), seen
     print("SEEN", json.dumps([depths, loader.prefetch_factor]), flush=True)
 """
-    words = rig.write(HEAD + text)
-    found = rig.probe(words)
+    found, measured = rig.run(text, window=WindowRules(max_s=20.0, precision=10.0, block_s=0.01))
     assert found.observed.prefetch_factor == 5
-    measured = rig.measured(
-        words, found, window=WindowRules(max_s=20.0, precision=10.0, block_s=0.01)
-    )
     assert measured.window.whole_epochs
     depths, configured = rig.printed()
     assert (depths[0], depths[-1], configured) == (1, 5, 5)
 
 
-def _line_of(text: str, begin: str) -> int:
-    return 1 + next(
-        number for number, line in enumerate(text.splitlines()) if line.startswith(begin)
-    )
+def line_of(text: str, begin: str) -> int:
+    """The line of a script, which begins with HEAD, that begins with a text."""
+    rows = (HEAD + text).splitlines()
+    return 1 + next(number for number, line in enumerate(rows) if line.startswith(begin))

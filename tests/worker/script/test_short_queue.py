@@ -64,7 +64,7 @@ class Script:
             self.step()
 
     def step(self) -> None:
-        self.session.before_step(self.optimizer)
+        self.session.before_step()
         self.session.on_step(self.optimizer)
 
     @property
@@ -94,7 +94,7 @@ def script() -> Script:
     return Script()
 
 
-def test_the_queue_is_short_until_a_batch_is_missed_after_the_first_steps(script: Script) -> None:
+def test_queue_is_short_until_a_batch_is_missed(script: Script) -> None:
     loader = loader_of()
     iterator = script.iterate(loader)
     assert loader.prefetch_factor == CONFIGURED
@@ -113,7 +113,7 @@ def test_the_queue_is_short_until_a_batch_is_missed_after_the_first_steps(script
 @pytest.mark.parametrize(
     "kind", [None, messages.ProbeJob, messages.StressJob, messages.CurvesJob, messages.PrecisionJob]
 )
-def test_all_but_trials_have_the_configured_queue(kind: type[messages.WorkloadJob] | None) -> None:
+def test_other_jobs_have_the_configured_queue(kind: type[messages.WorkloadJob] | None) -> None:
     script, loader = Script(kind), loader_of()
     iterator = script.iterate(loader)
     script.train(iterator, 2)
@@ -122,7 +122,7 @@ def test_all_but_trials_have_the_configured_queue(kind: type[messages.WorkloadJo
     assert iterator.depth == script.iterate(loader).depth == CONFIGURED
 
 
-def test_the_next_epoch_of_a_queue_that_was_never_missed_begins_short(script: Script) -> None:
+def test_next_epoch_begins_short_if_none_was_missed(script: Script) -> None:
     """Lightning asks for no batch beyond an epoch's last."""
     loader = loader_of(12)
     iterator = script.iterate(loader)
@@ -137,7 +137,7 @@ def test_the_next_epoch_of_a_queue_that_was_never_missed_begins_short(script: Sc
     assert following.depth == CONFIGURED, "an epoch's first batch is missed"
 
 
-def test_an_epochs_end_finds_the_queue_empty(script: Script) -> None:
+def test_epochs_end_finds_the_queue_empty(script: Script) -> None:
     loader = loader_of(8)
     iterator = script.iterate(loader)
     script.train(iterator, 2)
@@ -147,7 +147,7 @@ def test_an_epochs_end_finds_the_queue_empty(script: Script) -> None:
     assert script.iterate(loader).depth == CONFIGURED
 
 
-def test_workers_that_persist_keep_the_depth_that_they_have(script: Script) -> None:
+def test_persistent_workers_keep_their_depth(script: Script) -> None:
     loader = loader_of(12, persistent_workers=True)
     iterator = script.iterate(loader)
     script.train(iterator, 3)
@@ -160,7 +160,7 @@ def test_workers_that_persist_keep_the_depth_that_they_have(script: Script) -> N
     assert iterator.depth == CONFIGURED
 
 
-def test_workers_that_are_started_for_each_step_have_the_configured_queue_after_the_first_steps(
+def test_workers_started_for_each_step(
     script: Script,
 ) -> None:
     """The script says `next(iter(loader))` in each step."""
@@ -172,7 +172,7 @@ def test_workers_that_are_started_for_each_step_have_the_configured_queue_after_
     assert script.iterate(loader).depth == CONFIGURED
 
 
-def test_a_loader_in_step_with_the_one_that_is_measured_has_the_configured_queue(
+def test_loader_in_step_has_the_configured_queue(
     script: Script,
 ) -> None:
     """Both may be the one that trains while they are begun: zip(first, second)."""
@@ -187,7 +187,7 @@ def test_a_loader_in_step_with_the_one_that_is_measured_has_the_configured_queue
     assert script.iterate(second).depth == CONFIGURED
 
 
-def test_an_evaluation_has_the_configured_queue(script: Script) -> None:
+def test_evaluation_has_the_configured_queue(script: Script) -> None:
     loader, other = loader_of(), loader_of()
     with torch.no_grad():
         assert script.iterate(loader).depth == CONFIGURED
@@ -197,7 +197,7 @@ def test_an_evaluation_has_the_configured_queue(script: Script) -> None:
     assert script.iterate(other).depth == CONFIGURED
 
 
-def test_an_older_iterator_of_the_loader_gets_its_queue_when_it_is_asked_again(
+def test_older_iterator_gets_its_queue(
     script: Script,
 ) -> None:
     loader = loader_of()
@@ -208,7 +208,7 @@ def test_an_older_iterator_of_the_loader_gets_its_queue_when_it_is_asked_again(
     assert older.depth == CONFIGURED
 
 
-def test_a_loader_that_is_made_again_for_each_epoch_is_followed_with_its_queue(
+def test_loader_made_for_each_epoch_is_followed(
     script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -225,7 +225,7 @@ def test_a_loader_that_is_made_again_for_each_epoch_is_followed_with_its_queue(
         script.train(iterator, 3)
 
 
-def test_a_loader_that_another_thread_reads_ahead_gets_its_queue_in_that_thread(
+def test_loader_read_by_another_thread(
     script: Script,
 ) -> None:
     loader = loader_of()
@@ -243,7 +243,7 @@ def test_a_loader_that_another_thread_reads_ahead_gets_its_queue_in_that_thread(
         assert thread.submit(script.iterate, loader).result().depth == CONFIGURED
 
 
-def test_a_script_that_trains_on_batches_that_it_has_kept_reads_the_next_ones_with_the_configured_queue(
+def test_kept_batches_end_the_short_queue(
     script: Script,
 ) -> None:
     loader = loader_of()
@@ -257,7 +257,7 @@ def test_a_script_that_trains_on_batches_that_it_has_kept_reads_the_next_ones_wi
     assert iterator.depth == script.iterate(loader).depth == CONFIGURED
 
 
-def test_what_measuring_iterates_itself_begins_as_short(script: Script) -> None:
+def test_own_iterator_begins_as_short(script: Script) -> None:
     """Once it has the lead over the loader alone."""
     loader = loader_of(8)
     iterator = script.iterate(loader)
@@ -279,7 +279,7 @@ class OwnIterator(DataLoader[Any]):
         return SimpleNamespace(iterator=super()._get_iterator())
 
 
-def test_a_loader_of_another_kind_has_the_configured_queue(script: Script) -> None:
+def test_loader_of_another_kind(script: Script) -> None:
     data = TensorDataset(torch.arange(400))
     loader = OwnIterator(data, batch_size=4, num_workers=2, prefetch_factor=CONFIGURED)
     script.session.before_iter(loader)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import ref
@@ -15,9 +16,8 @@ from autotune.config.training_config import TrainingConfig
 from autotune.messages.space import setting_unreached
 from autotune.worker.script import sightings
 from autotune.worker.script.sightings import Sightings
-from tests.worker.script.scripts import HEAD, STEP, ScriptRig
+from tests.worker.script.scripts import HEAD, LOADER, STEP, ScriptRig
 
-_LOADER = "loader = DataLoader(data, batch_size=16, shuffle=True)\n"
 _TRAIN = """
 from train_data import make_loader
 loader = make_loader(data)
@@ -39,7 +39,7 @@ class Kind:
 
 KINDS = {
     "a plain loop": Kind(
-        text=HEAD + _LOADER + STEP,
+        text=HEAD + LOADER + STEP,
         observed={
             "micro_batch_size": 16,
             "grad_accum_steps": 1,
@@ -60,7 +60,7 @@ KINDS = {
     ),
     "a generator over its loader": Kind(
         text=HEAD
-        + _LOADER
+        + LOADER
         + """
 def forever():
     while True:
@@ -74,7 +74,7 @@ for _ in range(1000000):
     ),
     "a loop that enumerates and ends its epochs early": Kind(
         text=HEAD
-        + _LOADER
+        + LOADER
         + """
 for epoch in range(100000):
     for number, (x, y) in enumerate(loader):
@@ -86,7 +86,7 @@ for epoch in range(100000):
     ),
     "batches that are taken ahead": Kind(
         text=HEAD
-        + _LOADER
+        + LOADER
         + """
 from itertools import islice
 for epoch in range(100000):
@@ -198,7 +198,7 @@ import torch
 torch.set_num_threads(3)
 """
         + HEAD
-        + _LOADER
+        + LOADER
         + """
 torch.backends.cudnn.benchmark = torch.backends.cudnn.deterministic = True
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, fused=True)
@@ -229,7 +229,7 @@ for epoch in range(100000):
     ),
     "two loaders in step": Kind(
         text=HEAD
-        + _LOADER
+        + LOADER
         + """
 others = DataLoader(data, batch_size=48, shuffle=True)
 while True:
@@ -259,7 +259,7 @@ _FAST = {
         for name, kind in KINDS.items()
     ],
 )
-def test_the_baseline_is_what_the_script_does(rig: ScriptRig, kind: Kind) -> None:
+def test_baseline_is_what_the_script_does(rig: ScriptRig, kind: Kind) -> None:
     for name, text in kind.files.items():
         rig.write(text, name)
     found = rig.probe(rig.write(kind.text))
@@ -291,22 +291,20 @@ def test_the_baseline_is_what_the_script_does(rig: ScriptRig, kind: Kind) -> Non
         ),
     ],
 )
-def test_the_learning_rate_is_the_one_before_a_schedule(
-    rig: ScriptRig, schedule: str, lr: float
-) -> None:
+def test_lr_is_the_one_before_a_schedule(rig: ScriptRig, schedule: str, lr: float) -> None:
     text = HEAD + schedule + "\nwhile True:\n    step(*next(iter(loader)))\n    schedule.step()\n"
-    text = text.replace("\nwhile", f"\n{_LOADER}while")
+    text = text.replace("\nwhile", f"\n{LOADER}while")
     assert rig.probe(rig.write(text)).observed.lr == lr
 
 
 @pytest.mark.slow
-def test_variables_that_a_script_sets_before_its_imports_are_seen_and_kept_nowhere(
+def test_variables_set_before_imports_are_kept_nowhere(
     rig: ScriptRig,
 ) -> None:
     text = (
         'import os\nos.environ["READ_AT_IMPORT"] = "secret"\nos.environ.pop("HOME")\n'
         + HEAD
-        + _LOADER
+        + LOADER
         + STEP
     )
     found = rig.probe(rig.write(text))
@@ -315,7 +313,7 @@ def test_variables_that_a_script_sets_before_its_imports_are_seen_and_kept_nowhe
 
 
 @pytest.mark.slow
-def test_what_is_out_of_reach_says_why_and_whether_a_placeholder_can_carry_it(
+def test_unreached_settings_say_why(
     rig: ScriptRig,
 ) -> None:
     loop = KINDS["no loader at all"]
@@ -330,7 +328,25 @@ def test_what_is_out_of_reach_says_why_and_whether_a_placeholder_can_carry_it(
     assert "grad_accum_steps" in found.script.reached
 
 
-def test_what_a_script_has_let_go_of_is_not_held() -> None:
+# By Sightings alone, without a script
+
+
+@pytest.fixture(autouse=True)
+def _algorithms_of_today() -> Iterator[None]:
+    benchmark, deterministic = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
+    yield
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = benchmark, deterministic
+    torch.use_deterministic_algorithms(False)
+
+
+def sightings_of(model: nn.Module, **arguments: Any) -> Sightings:
+    """Sightings after one step of a model with SGD."""
+    seen = Sightings(outermost=[model])
+    seen.step(torch.optim.SGD(model.parameters(), **arguments))
+    return seen
+
+
+def test_dropped_models_are_not_held() -> None:
     """Federated and meta learning make a model and an optimizer for each client."""
     seen = Sightings()
     main = torch.optim.SGD(nn.Linear(2, 2).parameters())
@@ -349,36 +365,39 @@ def test_what_a_script_has_let_go_of_is_not_held() -> None:
     assert (seen.most_steps, list(seen.steps.values())) == (5, [4, 5])
 
 
-@pytest.mark.parametrize(("dtype", "found"), [(torch.bfloat16, "bfloat16"), (torch.float32, None)])
-def test_weights_of_16_bits_are_the_scripts_own_precision(
-    dtype: torch.dtype, found: str | None
+@pytest.mark.parametrize(
+    ("dtype", "found"),
+    [
+        (torch.bfloat16, ("bfloat16", False)),
+        (torch.float32, (None, False)),
+        (torch.float64, (None, True)),
+    ],
+)
+def test_weights_have_the_scripts_own_precision(
+    dtype: torch.dtype, found: tuple[str | None, bool]
 ) -> None:
+    """An autocast leaves 64 bits alone: bfloat16 would be measured as float64."""
     seen, model = Sightings(), nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)).to(dtype)
     model[1].float()
     assert seen.call(model, (torch.ones(1, 8, dtype=dtype),), {})
-    assert seen.autocast == found
+    assert (seen.autocast, seen.is_double) == found
 
 
-def test_a_model_that_is_compiled_in_place_is_compiled() -> None:
-    seen, model = Sightings(), nn.Linear(2, 2)
-    assert seen.call(model, (torch.ones(1, 2),), {})
-    given = TrainingConfig()
+def test_model_compiled_in_place() -> None:
+    model = nn.Linear(2, 2)
+    seen, given = sightings_of(model), TrainingConfig()
     assert not seen.observed(given, None, 1, ()).compile
     model.compile(backend="eager")
-    assert seen.observed(given, None, 1, ()).compile
+    observed = seen.observed(given, None, 1, ())
+    assert observed.compile
+    assert unreached(seen, observed)["compile_mode"] == "in_the_script"
 
 
-def test_a_script_that_allows_tf32_computes_in_it_on_an_nvidia_gpu(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_tf32_is_the_baseline_on_an_nvidia_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """`torch.set_float32_matmul_precision("high")`: tf32 was searched as a change of it."""
-    seen, model = Sightings(), nn.Linear(2, 2)
-    seen.call(model, (torch.ones(1, 2),), {})
-    seen.step(torch.optim.SGD(model.parameters()))
+    seen = sightings_of(nn.Linear(2, 2))
     monkeypatch.setattr(sightings, "allows_tf32", lambda: True)
-    assert seen.observed(TrainingConfig(), None, 1, ()).amp_dtype == "float32", (
-        "on a CPU nothing is computed in TF32"
-    )
+    assert seen.observed(TrainingConfig(), None, 1, ()).amp_dtype == "float32"
     monkeypatch.setattr(sightings, "device_of", lambda _: torch.device("cuda"))
     assert seen.observed(TrainingConfig(), None, 1, ()).amp_dtype == "tf32"
 
@@ -386,20 +405,74 @@ def test_a_script_that_allows_tf32_computes_in_it_on_an_nvidia_gpu(
 @pytest.mark.parametrize(
     ("spans", "found"),
     [([4, 4, 2, 4, 4, 2], 4), ([1, 4], 4), ([4, 8, 4], 4), ([1, 1, 1], 1), ([], 1)],
-    ids=[
-        "epochs of ten batches",
-        "begun amid one",
-        "a step that a GradScaler skips",
-        "none",
-        "no step yet",
-    ],
+    ids=["ten batches an epoch", "begun in an epoch", "skipped by a GradScaler", "none", "no step"],
 )
-def test_the_accumulation_is_that_of_most_steps(spans: list[int], found: int) -> None:
+def test_accumulation_is_that_of_most_steps(spans: list[int], found: int) -> None:
     assert Sightings(spans=spans).accumulation == found
 
 
-def test_weights_of_64_bits_take_no_autocast() -> None:
-    """An autocast leaves them alone: bfloat16 would have been searched, and measured as float64."""
-    seen, model = Sightings(), nn.Linear(2, 2).double()
-    seen.call(model, (torch.ones(1, 2, dtype=torch.float64),), {})
-    assert (seen.autocast, seen.is_double) == (None, True)
+@pytest.mark.parametrize(
+    ("batches", "are_fixed"),
+    [
+        ([], None),
+        ([(8, 3), (8, 3)], None),
+        ([(8, 3), (8, 3), (8, 3)], True),
+        ([(8, 3), (8, 3), (5, 3)], True),
+        ([(8, 3), (6, 3), (5, 3)], False),
+        ([(8, 3), (8, 3), (8, 4)], False),
+        ([(8, 3), (8, 3), (8, 3, 1)], False),
+        (["text"] * 4, None),
+    ],
+)
+def test_shapes_are_fixed_but_for_an_epochs_last(
+    batches: list[Any], are_fixed: bool | None
+) -> None:
+    seen = Sightings()
+    for shape in batches:
+        tensors = {"x": torch.empty(shape)} if isinstance(shape, tuple) else {}
+        seen.batch({**tensors, "id": "a"}, 8)
+    assert seen.has_fixed_shapes is are_fixed
+
+
+def unreached(seen: Sightings, observed: TrainingConfig | None = None) -> dict[str, object]:
+    """The settings that can't be changed from outside, with the codes of the reasons."""
+    notes = seen.facts(observed or TrainingConfig(), None, ()).unreached
+    return {str(note.figures["setting"]): note.figures["reason"] for note in notes}
+
+
+@pytest.mark.parametrize("by_torch", [True, False])
+def test_deterministic_algorithms_are_kept(monkeypatch: pytest.MonkeyPatch, by_torch: bool) -> None:
+    convolving, linear = sightings_of(nn.Conv2d(3, 4, 3)), sightings_of(nn.Linear(2, 2))
+    assert "cudnn_benchmark" not in convolving.facts(TrainingConfig(), None, ()).reached
+    monkeypatch.setattr(sightings, "device_of", lambda _: torch.device("cuda"))
+    assert "cudnn_benchmark" in convolving.facts(TrainingConfig(), None, ()).reached
+    if by_torch:
+        torch.use_deterministic_algorithms(True)
+    else:
+        torch.backends.cudnn.deterministic = True
+    assert "cudnn_benchmark" not in convolving.facts(TrainingConfig(), None, ()).reached
+    assert unreached(convolving)["cudnn_benchmark"] == "own_algorithms"
+    assert "cudnn_benchmark" not in unreached(linear)
+
+
+def test_fused_is_noted_if_torch_could_fuse() -> None:
+    class Own(torch.optim.SGD):
+        pass
+
+    def is_noted(optimizer: torch.optim.Optimizer) -> bool:
+        seen = Sightings()
+        seen.step(optimizer)
+        return "fused" in unreached(seen, seen.observed(TrainingConfig(), None, 1, ()))
+
+    parameters = list(nn.Linear(2, 2).parameters())
+    assert is_noted(torch.optim.AdamW(parameters))
+    assert not is_noted(torch.optim.AdamW(parameters, fused=True))
+    assert not is_noted(torch.optim.RMSprop(parameters))
+    assert not is_noted(Own(parameters))
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_step_settings_are_observed(is_on: bool) -> None:
+    torch.backends.cudnn.benchmark = is_on
+    observed = sightings_of(nn.Linear(2, 2), fused=is_on).observed(TrainingConfig(), None, 1, ())
+    assert (observed.cudnn_benchmark, observed.fused) == (is_on, is_on)

@@ -26,8 +26,9 @@ def started(
     environment.pop(ATTACH_VARIABLE)
     if told is not None:
         environment[ATTACH_VARIABLE] = told
+    command = [python, "-c", code]
     done = subprocess.run(
-        [python, "-c", code],
+        command,
         env=environment,
         cwd=folder,
         capture_output=True,
@@ -41,27 +42,20 @@ def started(
 
 def applied() -> str:
     """What a process is told whose training runs to its end."""
-    script = make_script()
-    return json.dumps(
-        {
-            "config": script.observed.model_dump(mode="json"),
-            "script": script.model_dump(mode="json"),
-        }
-    )
+    script = make_script().model_dump(mode="json")
+    return json.dumps({"config": script["observed"], "script": script})
 
 
 @pytest.mark.parametrize(
     "told", [None, "no JSON", "{}", '{"folder": "/no/such/folder", "started": 1}', applied()]
 )
-def test_the_sitecustomize_behind_ours_runs_whatever_we_are_told(
-    tmp_path: Path, told: str | None
-) -> None:
+def test_next_sitecustomize_runs(tmp_path: Path, told: str | None) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.marked = (__name__, __file__)\n")
     out, _ = started("import sys; print(*sys.marked)", told, folder=tmp_path)
     assert out.split() == ["sitecustomize", str(tmp_path / "sitecustomize.py")]
 
 
-def test_one_that_fails_keeps_python_from_starting_no_more_than_it_does_alone(
+def test_next_sitecustomize_may_fail(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text("1 / 0\n")
@@ -73,26 +67,26 @@ def test_one_that_fails_keeps_python_from_starting_no_more_than_it_does_alone(
 @pytest.mark.skipif(
     OTHER_PYTHON.resolve() == Path(sys.prefix, "bin", "python3"), reason="there is one interpreter"
 )
-def test_an_interpreter_that_can_not_import_us_starts_and_says_so(tmp_path: Path) -> None:
+def test_other_interpreter_starts_and_says_so(tmp_path: Path) -> None:
     out, err = started("print('started')", applied(), folder=tmp_path, python=str(OTHER_PYTHON))
     assert out == "started\n"
     assert err.startswith("autotune: ")
     assert "ModuleNotFoundError" in err
 
 
-def test_a_process_without_torch_stays_without_it(tmp_path: Path) -> None:
+def test_torch_is_not_imported(tmp_path: Path) -> None:
     out, err = started("import sys; print('torch' in sys.modules)", applied(), folder=tmp_path)
     assert (out, err) == ("False\n", "")
 
 
-def test_once_torch_is_imported_its_loaders_are_watched(tmp_path: Path) -> None:
+def test_loaders_are_watched_once_torch_is_imported(tmp_path: Path) -> None:
     code = "import torch.utils.data as d; print(d.DataLoader.__init__.__module__, d.DataLoader.__init__.__wrapped__)"
     out, _ = started(code, applied(), folder=tmp_path)
     assert out.startswith("torch.utils.data.dataloader <function")
 
 
 @pytest.mark.slow
-def test_a_folder_that_is_gone_is_said_and_torch_works(tmp_path: Path) -> None:
+def test_deleted_folder_is_said(tmp_path: Path) -> None:
     code = "import torch; print(torch.ones(2).sum().item())"
     out, err = started(code, '{"folder": "/no/such/folder", "started": 1}', folder=tmp_path)
     assert out == "2.0\n"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -16,13 +16,11 @@ from autotune.apply.cores import (
     cores_of_rank,
 )
 from autotune.launch.local import ForkServerLauncher
-from autotune.records.measurement import Measurement
 from autotune.records.trial import TrialResult
 from tests.processes import marked
-from tests.worker.script.scripts import HEAD, LOOP, STEP, Script, ScriptRig
+from tests.worker.script.scripts import HEAD, LOADER, LOOP, STEP, ScriptRig
 
-_LOADER = "loader = DataLoader(data, batch_size=16, shuffle=True)\n"
-_ONE_EPOCH = HEAD + _LOADER + "for x, y in loader:\n    step(x, y)\n"
+_ONE_EPOCH = HEAD + LOADER + "for x, y in loader:\n    step(x, y)\n"
 
 
 PREPARING = """
@@ -46,7 +44,7 @@ def assert_nothing_is_left(rig: ScriptRig) -> None:
 
 
 @pytest.mark.slow
-def test_python_m_runs_a_module_as_python_does(rig: ScriptRig) -> None:
+def test_python_m_runs_a_module(rig: ScriptRig) -> None:
     rig.write("", "pkg/__init__.py")
     rig.write("FROM_SIBLING = 7\n", "pkg/other.py")
     own = "import json, sys\nfrom pkg.other import FROM_SIBLING\n"
@@ -59,7 +57,7 @@ def test_python_m_runs_a_module_as_python_does(rig: ScriptRig) -> None:
     rig.measured(command, found)
 
 
-def test_a_script_finds_itself_and_its_neighbours_as_python_has_it(rig: ScriptRig) -> None:
+def test_script_finds_itself_and_its_neighbours(rig: ScriptRig) -> None:
     rig.write("FROM_SIBLING = 7\n", "sub/neighbour.py")
     own = """
 import json, pickle, sys
@@ -82,7 +80,7 @@ print("SEEN", json.dumps([__name__, Path(__file__).name, sys.argv[1:], given(), 
 
 
 @pytest.mark.slow
-def test_a_shell_script_that_prepares_something_and_ends_in_python_is_attached_to(
+def test_python_below_a_shell_is_attached_to(
     rig: ScriptRig,
 ) -> None:
     rig.write(PREPARING, "prepare.py")
@@ -139,65 +137,37 @@ tell("SEEN", model.gradient_as_bucket_view, model.find_unused_parameters, loader
 _CAN_BIND = len(allowed_cores()) > 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class OfTorchrun:
-    """A script below torchrun: what was seen of it, and a trial of two ranks with settings other than its own."""
-
-    found: Script
-    measured: Measurement
-    log: str
-
-
-@pytest.fixture(scope="module")
-def of_torchrun(
-    fork_server: ForkServerLauncher, tmp_path_factory: pytest.TempPathFactory
-) -> OfTorchrun:
-    """One for all rules: it starts six interpreters."""
-    rig = ScriptRig(launcher=fork_server, folder=tmp_path_factory.mktemp("torchrun"))
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_torchruns_ranks_are_given_the_settings(rig: ScriptRig) -> None:
+    """One test for all rules: it starts six interpreters."""
     rig.write(_RANKS)
-    command = ("torchrun", "--standalone", "--nproc-per-node", "2", str(rig.folder / "train.py"))
+    command = ("torchrun", "--standalone", "--nproc-per-node", "2", "train.py")
     found = rig.probe(command)
+    observed, reached = found.observed, set(found.script.reached)
+    assert (observed.world_size, observed.strategy, observed.micro_batch_size) == (2, "ddp", 16)
+    assert observed.ddp is not None
+    assert observed.ddp.find_unused_parameters
+    assert {"ddp.gradient_as_bucket_view", "num_workers"} <= reached
+    assert ("numa_binding" in reached) is _CAN_BIND
+
     ddp = {"gradient_as_bucket_view": True, "find_unused_parameters": False}
     bound = {"numa_binding": "exclusive"} if _CAN_BIND else {}
     measured = rig.measured(command, found, num_workers=1, prefetch_factor=2, ddp=ddp, **bound)
     assert_nothing_is_left(rig)
-    return OfTorchrun(found=found, measured=measured, log=rig.log())
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(180)
-def test_torchrun_is_attached_to_and_its_ranks_are_given_the_settings(
-    of_torchrun: OfTorchrun,
-) -> None:
-    observed, measured = of_torchrun.found.observed, of_torchrun.measured
-    assert (observed.world_size, observed.strategy, observed.micro_batch_size) == (2, "ddp", 16)
-    assert observed.ddp is not None
-    assert observed.ddp.find_unused_parameters
-    assert {"ddp.gradient_as_bucket_view", "num_workers"} <= set(of_torchrun.found.script.reached)
-    seen = [
-        json.loads(line.removeprefix("SEEN "))
-        for line in of_torchrun.log.splitlines()
-        if line.startswith("SEEN")
-    ]
+    told = [line.split(" ", 1) for line in rig.log().splitlines()]
+    seen = [json.loads(line[1]) for line in told if line[0] == "SEEN"]
     assert seen == [[True, False, 1]] * 2
     assert all(block.samples == 2 * 16 * block.batches for block in measured.blocks)
-    assert [told.code for told in measured.notes] == ["seen_on_rank_0"]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(180)
-@pytest.mark.skipif(not _CAN_BIND, reason="needs Linux and two cores")
-def test_the_ranks_of_torchrun_and_their_workers_stay_on_their_cores(
-    of_torchrun: OfTorchrun,
-) -> None:
-    assert "numa_binding" in of_torchrun.found.script.reached
-    lines = [line for line in of_torchrun.log.splitlines() if line.startswith("PLACE ")]
-    told = dict(json.loads(line.removeprefix("PLACE ")) for line in lines)
+    assert [note.code for note in measured.notes] == ["seen_on_rank_0"]
+    if not _CAN_BIND:
+        return
+    places = dict(json.loads(line[1]) for line in told if line[0] == "PLACE")
     nodes = allowed_nodes(allowed_cores())
-    places = [frozenset({[*nodes][rank * len(nodes) // 2]}) for rank in (0, 1)]
+    wanted = [frozenset({[*nodes][rank * len(nodes) // 2]}) for rank in (0, 1)]
     for rank in (0, 1):
-        assert told[f"rank {rank}"] == sorted(cores_of_rank("exclusive", rank, places, nodes))
-    assert told["worker 0"] == told["rank 0"], "the first item is the first rank's"
+        assert places[f"rank {rank}"] == sorted(cores_of_rank("exclusive", rank, wanted, nodes))
+    assert places["worker 0"] == places["rank 0"], "the first item is the first rank's"
 
 
 HOSTILE = {
@@ -211,19 +181,19 @@ HOSTILE = {
     + LOOP
     + "\nPath('ended').write_text('x')\n",
     "catches every exception": HEAD
-    + _LOADER
+    + LOADER
     + "for _ in range(1000000):\n    try:\n        for x, y in loader:\n            step(x, y)\n"
     "    except BaseException:\n        pass\n    finally:\n        1 + 1\n",
     "runs a thread": "import threading\nthread = threading.Thread(target=threading.Event().wait)\nthread.start()\n"
     + LOOP,
-    "prints much": HEAD + _LOADER + STEP.rstrip() + "\n        print('x' * 20000)\n",
+    "prints much": HEAD + LOADER + STEP.rstrip() + "\n        print('x' * 20000)\n",
     "prints megabytes": "import sys\nfor _ in range(64):\n    sys.stdout.write('x' * 2**20)\n"
     + LOOP,
     "starts processes": "import subprocess, sys\n"
     "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n" + LOOP,
     "trains in a function of another thread": "import threading\n"
     + HEAD
-    + _LOADER
+    + LOADER
     + "def train():\n    for _ in range(100000):\n        for x, y in loader:\n            step(x, y)\n"
     "thread = threading.Thread(target=train)\nthread.start()\nthread.join()\n",
 }
@@ -238,7 +208,7 @@ _FAST = {"writes when it ends", "trains in a function of another thread"}
         for name, text in HOSTILE.items()
     ],
 )
-def test_a_script_is_measured_and_ended_whatever_it_does(rig: ScriptRig, text: str) -> None:
+def test_hostile_script_is_measured_and_ended(rig: ScriptRig, text: str) -> None:
     words = rig.write(text)
     measured = rig.measured(words)
     assert measured.samples_per_s > 0
@@ -249,9 +219,9 @@ def test_a_script_is_measured_and_ended_whatever_it_does(rig: ScriptRig, text: s
     assert_nothing_is_left(rig)
 
 
-def failed(rig: ScriptRig, text: str) -> TrialResult:
-    """The result of a script that can't be measured."""
-    result = rig.trial(rig.write(text))
+def failed(rig: ScriptRig, words: tuple[str, ...]) -> TrialResult:
+    """The result of a command that can't be measured."""
+    result = rig.trial(words)
     assert result.measurement is None
     assert_nothing_is_left(rig)
     return result
@@ -263,7 +233,7 @@ def failed(rig: ScriptRig, text: str) -> TrialResult:
         (_ONE_EPOCH + "    break\n", ["DataLoader", " 1 "]),
         pytest.param(_ONE_EPOCH.replace("512", "64"), [], marks=pytest.mark.slow),
         pytest.param(
-            HEAD + _LOADER + "for x, y in loader:\n    model(x)\n",
+            HEAD + LOADER + "for x, y in loader:\n    model(x)\n",
             ["DataLoader", " 0 "],
             marks=pytest.mark.slow,
         ),
@@ -272,10 +242,8 @@ def failed(rig: ScriptRig, text: str) -> TrialResult:
     ],
     ids=["one step", "some steps", "no step", "nothing", "no torch"],
 )
-def test_a_script_that_ends_before_it_can_be_measured_is_invalid(
-    rig: ScriptRig, text: str, seen: list[str]
-) -> None:
-    result = failed(rig, text)
+def test_script_that_ends_early_is_invalid(rig: ScriptRig, text: str, seen: list[str]) -> None:
+    result = failed(rig, rig.write(text))
     assert result.outcome == "invalid"
     assert [one for one in seen if one not in result.reason] == []
 
@@ -285,21 +253,23 @@ def test_a_script_that_ends_before_it_can_be_measured_is_invalid(
     [
         pytest.param("at its first line", marks=pytest.mark.slow),
         pytest.param("while it trains", marks=pytest.mark.slow),
+        pytest.param("below a shell", marks=pytest.mark.slow),
         "while it is measured",
     ],
 )
-def test_what_a_script_raises_is_told_with_its_own_traceback_alone(
-    rig: ScriptRig, place: str
-) -> None:
+def test_exception_has_the_scripts_traceback_alone(rig: ScriptRig, place: str) -> None:
     raising = 'def fail():\n    raise KeyError("lost")\n\n'
     body = {
         "at its first line": "fail()\n",
-        "while it trains": HEAD + _LOADER + "for x, y in loader:\n    fail()\n",
+        "while it trains": HEAD + LOADER + "for x, y in loader:\n    fail()\n",
+        "below a shell": _ONE_EPOCH + "    fail()\n",
         "while it is measured": HEAD
-        + _LOADER
+        + LOADER
         + "for number, (x, y) in enumerate(loader):\n    step(x, y)\n    if number == 5:\n        fail()\n",
     }[place]
-    result = failed(rig, raising + body)
+    words = rig.write(raising + body)
+    rig.write("python train.py\n", "run.sh")
+    result = failed(rig, ("bash", "run.sh") if place == "below a shell" else words)
     assert (result.outcome, result.reason) == ("crashed", "KeyError: 'lost'")
     assert result.failure is not None
     assert result.failure.signature == "KeyError at train.py:2"
@@ -309,17 +279,7 @@ def test_what_a_script_raises_is_told_with_its_own_traceback_alone(
 
 
 @pytest.mark.slow
-def test_an_exit_code_is_told(rig: ScriptRig) -> None:
-    result = failed(
-        rig,
-        "import sys\n" + HEAD + _LOADER + "for x, y in loader:\n    step(x, y)\n    sys.exit(3)\n",
-    )
-    assert result.outcome == "crashed"
-    assert "SystemExit: 3" in result.reason
-
-
-@pytest.mark.slow
-def test_a_script_is_compiled_as_python_does_it(rig: ScriptRig) -> None:
+def test_script_is_compiled_as_by_python(rig: ScriptRig) -> None:
     text = (
         "def own(a: int): ...\nprint('SEEN', 1 if own.__annotations__['a'] is int else 0)\n" + LOOP
     )
@@ -328,36 +288,27 @@ def test_a_script_is_compiled_as_python_does_it(rig: ScriptRig) -> None:
 
 
 @pytest.mark.slow
-def test_a_command_that_is_killed_is_killed_and_no_fault_of_the_users(rig: ScriptRig) -> None:
-    (rig.folder / "run.sh").write_text("kill -9 $$\n", encoding="utf-8")
-    result = rig.trial(("bash", str(rig.folder / "run.sh")))
-    assert result.outcome in {"crashed", "oom"}
-    assert "SIGKILL" in result.reason or "signal 9" in result.reason
-
-
-@pytest.mark.slow
-def test_the_exit_code_of_a_launcher_is_told(rig: ScriptRig) -> None:
-    rig.write("exit 3\n", "run.sh")
-    result = rig.trial(("bash", "run.sh"))
-    assert result.outcome == "invalid"
-    assert "exit code 3" in result.reason
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("command", "named"),
-    [(("python", "missing.py"), "'missing.py'"), (("no-program", "train.py"), "'no-program'")],
+    ("text", "words", "outcomes", "named"),
+    [
+        (_ONE_EPOCH + "    sys.exit(3)\n", "python train.py", {"crashed"}, "SystemExit: 3"),
+        ("kill -9 $$\n", "bash train.py", {"crashed", "oom"}, "9|KILL"),
+        ("exit 3\n", "bash train.py", {"invalid"}, "exit code 3"),
+        ("", "python missing.py", {"invalid"}, "'missing.py'"),
+        ("", "no-program train.py", {"invalid"}, "'no-program'"),
+    ],
 )
-def test_what_can_not_be_started_is_named(
-    rig: ScriptRig, command: tuple[str, ...], named: str
+def test_end_of_a_command_is_named(
+    rig: ScriptRig, text: str, words: str, outcomes: set[str], named: str
 ) -> None:
-    result = rig.trial(command)
-    assert result.outcome == "invalid"
-    assert named in result.reason
+    rig.write("import sys\n" + text if "sys." in text else text)
+    result = rig.trial(tuple(words.split()))
+    assert result.outcome in outcomes
+    assert re.search(named, result.reason)
 
 
 @pytest.mark.slow
-def test_trackers_and_hubs_are_kept_quiet(rig: ScriptRig) -> None:
+def test_trackers_are_quiet(rig: ScriptRig) -> None:
     names = ["WANDB_MODE", "HF_HUB_OFFLINE"]
     own = f'import json, os\nprint("SEEN", json.dumps([os.environ[name] for name in {names}]))\n'
     rig.measured(rig.write(own + LOOP))
@@ -365,10 +316,10 @@ def test_trackers_and_hubs_are_kept_quiet(rig: ScriptRig) -> None:
 
 
 @pytest.mark.slow
-def test_a_failing_setting_is_told_as_the_scripts_own_exception(rig: ScriptRig) -> None:
+def test_failing_setting_is_the_scripts_exception(rig: ScriptRig) -> None:
     words = rig.write(
         HEAD
-        + _LOADER
+        + LOADER
         + STEP.replace("step(x, y)", "assert len(x) == 16, 'sixteen'\n        step(x, y)")
     )
     found = rig.probe(words)
@@ -376,7 +327,7 @@ def test_a_failing_setting_is_told_as_the_scripts_own_exception(rig: ScriptRig) 
     assert (result.outcome, result.reason) == ("crashed", "AssertionError: sixteen")
 
 
-def test_a_script_leaves_its_folder_as_it_was(rig: ScriptRig) -> None:
+def test_folder_is_left_as_it_was(rig: ScriptRig) -> None:
     checkpoint = rig.folder / "last.pt"
     checkpoint.write_bytes(b"of an earlier training")
     saving = "import torch\ntorch.save(model.state_dict(), 'last.pt')\nopen('log.txt', 'a').write('line')\n"
@@ -384,12 +335,7 @@ def test_a_script_leaves_its_folder_as_it_was(rig: ScriptRig) -> None:
     reading = "assert torch.load('last.pt').keys() == model.state_dict().keys()\n"
     (rig.folder / "log.txt").write_text("earlier\n")
     words = rig.write(
-        HEAD
-        + _LOADER
-        + "for x, y in loader:\n    step(x, y)\n    break\n"
-        + saving
-        + reading
-        + STEP
+        HEAD + LOADER + "for x, y in loader:\n    step(x, y)\n    break\n" + saving + reading + STEP
     )
     before = [*rig.folder.iterdir()]
     rig.measured(words)
@@ -398,7 +344,7 @@ def test_a_script_leaves_its_folder_as_it_was(rig: ScriptRig) -> None:
     assert (rig.folder / "log.txt").read_text() == "earlier\n"
 
 
-def test_what_a_script_compiles_is_kept(rig: ScriptRig) -> None:
+def test_compiled_code_is_kept(rig: ScriptRig) -> None:
     code = Path(compile_cache_variables()["TORCHINDUCTOR_CACHE_DIR"]) / "code"
     code.parent.mkdir(exist_ok=True)
     code.write_text("of an earlier trial")
@@ -421,22 +367,11 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_spawned_loader_workers_that_import_the_script_again_end_nothing(rig: ScriptRig) -> None:
+def test_spawned_workers_end_nothing(rig: ScriptRig) -> None:
     spawning = "spawning = DataLoader(data, batch_size=64, num_workers=1, multiprocessing_context='spawn')\n"
     head = HEAD.replace(
         "lr=0.05)", "lr=0.05) if __name__ == '__main__' else None"
     )  # what optimizers import takes seconds
-    measured = rig.measured(rig.write(head + _LOADER + spawning + _SPAWNING))
+    measured = rig.measured(rig.write(head + LOADER + spawning + _SPAWNING))
     assert measured.window.epoch_samples == 512
     assert_nothing_is_left(rig)
-
-
-@pytest.mark.slow
-def test_what_a_script_below_a_shell_raises_is_told_with_its_own_traceback(rig: ScriptRig) -> None:
-    rig.write(HEAD + _LOADER + "for x, y in loader:\n    step(x, y[:3])\n")
-    rig.write("python train.py\n", "run.sh")
-    result = rig.trial(("bash", "run.sh"))
-    assert result.outcome == "crashed"
-    assert "batch_size (16)" in result.reason
-    assert result.failure is not None
-    assert result.failure.signature == "ValueError at train.py:11"

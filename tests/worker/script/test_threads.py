@@ -29,13 +29,13 @@ def run(code: str) -> None:
     exec(code, ModuleType("__main__").__dict__)
 
 
-def test_a_variable_that_is_set_before_the_import_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variable_set_before_the_import_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     run("from torch import nn")
     assert torch.get_num_threads() == 3
 
 
-def test_one_that_is_set_later_does_not_as_in_any_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variable_set_later_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     run("import torch")
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     run("import torch.nn")
@@ -43,7 +43,7 @@ def test_one_that_is_set_later_does_not_as_in_any_process(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("value", ["", "two", "0", "3,1"])
-def test_what_is_no_number_is_left_to_torch(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+def test_no_number_is_left_to_torch(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", value)
     run("import torch")
     assert torch.get_num_threads() == 2

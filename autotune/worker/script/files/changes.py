@@ -186,61 +186,7 @@ def _is_bytes(path: AnyPath) -> bool:
     return isinstance(os.fspath(path), bytes)
 
 
-# Functions that change a file's length, permissions, owner, times and attributes
-
-
-class Amendments:
-    """Run such functions of os on a view; each method takes the original function first.
-
-    An existing file is copied first. The permissions and times of an existing folder or device, and
-    of a file given by its descriptor, silently stay as they are.
-    """
-
-    def __init__(self, view: View) -> None:
-        self._view = view
-
-    def amend(
-        self, function: Callable[..., None], path: Any, *arguments: Any, **named: Any
-    ) -> None:
-        """Run a function that takes a path, or also a descriptor."""
-        if is_descriptor(path):
-            self.amend_descriptor(function, path, *arguments, **named)
-            return
-        text = text_of(path)
-        follow = named.get("follow_symlinks", True) and function is not real_os.lchown
-        if not text:
-            function(text, *arguments, **named)  # raises
-        with ErrorsName(path), self._view.changing():
-            logical = self._view.logical(text, named.pop("dir_fd", None), follow=follow)
-            physical = self._view.physical(logical)
-            status = self._view.status(logical)
-            if physical is None or status is None:
-                function(self._view.seen(text, follow=follow), *arguments, **named)  # raises
-                raise error_of(errno.ENOENT)
-            if not self._view.is_own(physical):
-                # Check what the system would check on the original, then work on a copy.
-                if function is real_os.truncate:
-                    check_access(physical, os.O_WRONLY)
-                elif os.geteuid() not in {0, status.st_uid}:
-                    raise error_of(errno.EPERM)
-                if stat.S_ISREG(status.st_mode):
-                    physical = self._view.copy(logical, physical)
-                elif function is not real_os.truncate:
-                    return
-            function(physical, *arguments, **named)
-
-    def amend_descriptor(
-        self, function: Callable[..., None], fd: Any, *arguments: Any, **named: Any
-    ) -> None:
-        """Run a function that takes a descriptor; do nothing on a file that existed before."""
-        with suppress(OSError):
-            path = real_os.readlink(f"/proc/self/fd/{fd}")
-            if path.startswith("/") and not self._view.is_own(path):
-                at = real_os.stat(path)
-                is_kept = stat.S_ISREG(at.st_mode) or stat.S_ISDIR(at.st_mode)
-                if is_kept and os.path.samestat(at, real_os.fstat(fd)):
-                    return
-        function(fd, *arguments, **named)
+# Checks, and rename
 
 
 def check_access(physical: str, flags: int) -> None:
@@ -249,9 +195,6 @@ def check_access(physical: str, flags: int) -> None:
     if not real_os.access(physical, os.W_OK | (os.R_OK if is_read else 0), effective_ids=True):
         real_os.close(real_os.open(physical, os.O_RDWR if is_read else os.O_WRONLY))
         raise error_of(errno.EACCES)
-
-
-# Rename
 
 
 def check_rename(
@@ -289,24 +232,20 @@ def move(view: View, source: str, to: str, there: os.stat_result | None) -> None
     physical = view.physical(source) or "/"
     target = view.physical(to)
     is_moved = view.is_own(physical) and not view.is_stored(physical)
-    is_folder = there is not None and stat.S_ISDIR(there.st_mode)
-    is_own_target = there is not None and target is not None and view.is_own(target)
-    if is_own_target and target is not None and is_folder:
-        with suppress(OSError):  # files renamed out of it may still lie in it, hidden
-            real_os.rmdir(target)
+    own_file: str | None = None  # the trial's own file, which is replaced
+    if there is not None and target is not None and view.is_own(target):
+        if stat.S_ISDIR(there.st_mode):
+            with suppress(OSError):  # files renamed out of it may still lie in it, hidden
+                real_os.rmdir(target)
+        else:
+            own_file = target
 
     # Move the file itself, if it is the script's own and not in scratch anyway.
     at = physical
     records = list[Record]()
-    if (
-        is_moved
-        and is_own_target
-        and target is not None
-        and not is_folder
-        and not view.is_stored(target)
-    ):
-        at = target
-        real_os.replace(physical, target)  # atomic, as readers expect
+    if is_moved and own_file is not None and not view.is_stored(own_file):
+        at = own_file
+        real_os.replace(physical, at)  # atomic, as readers expect
         records = view.made(at)
     elif is_moved:
         at, records = _taken(view, to, physical, there)
@@ -325,9 +264,9 @@ def move(view: View, source: str, to: str, there: os.stat_result | None) -> None
         if at not in {physical, target}:
             real_os.rename(at, physical)
         raise
-    if is_own_target and target is not None and not is_folder and at != target:
+    if own_file is not None and at != own_file:
         with suppress(OSError):
-            real_os.unlink(target)
+            real_os.unlink(own_file)
 
 
 def _taken(
@@ -363,13 +302,12 @@ class Changes:
 
     def __init__(self, view: View) -> None:
         self._view = view
-        amendments = Amendments(view)
         self.rename = self.replace
         self.remove = self.unlink
         for name in ("chmod", "chown", "lchown", "removexattr", "setxattr", "truncate", "utime"):
-            setattr(self, name, MethodType(amendments.amend, getattr(real_os, name)))
+            setattr(self, name, MethodType(self._amend, getattr(real_os, name)))
         for name in ("fchmod", "fchown"):
-            setattr(self, name, MethodType(amendments.amend_descriptor, getattr(real_os, name)))
+            setattr(self, name, MethodType(self._amend_descriptor, getattr(real_os, name)))
         for name in ("mkdir", "mkfifo", "mknod"):
             setattr(self, name, MethodType(self._make, getattr(real_os, name)))
 
@@ -475,11 +413,8 @@ class Changes:
     ) -> None:
         """Replace os.rename and os.replace; the checks come in the order of Linux."""
         with ErrorsName(src, dst), self._view.changing():
-            if not text_of(dst):
-                raise error_of(errno.ENOENT)
-            named = self._view.logical(text_of(src).rstrip("/"), src_dir_fd, follow=False)
-            self._view.check_folder(parent_of(named))
-            to = self._view.logical(text_of(dst).rstrip("/"), dst_dir_fd, follow=False)
+            self._view.check_folder(parent_of(self._named(src, src_dir_fd)))
+            to = self._named(dst, dst_dir_fd)
             self._view.check_folder(parent_of(to))
             source, status = self._existing(src, src_dir_fd)
             if is_dots(text_of(src)) or is_dots(text_of(dst)):
@@ -558,6 +493,59 @@ class Changes:
                 physical = self._view.copy(logical, physical, is_empty=bool(flags & os.O_TRUNC))
         return real_os.open(f"{physical or '/'}{end}", flags, mode)
 
+    def _amend(
+        self, function: Callable[..., None], path: Any, *arguments: Any, **named: Any
+    ) -> None:
+        """Change a file's length, permissions, owner, times or attributes.
+
+        An existing file is copied first. The permissions and times of an existing folder or
+        device, and of a file given by its descriptor, silently stay as they are.
+
+        Args:
+            function: The original function of os.
+            path: The path, or a descriptor.
+            arguments: Further arguments of the function.
+            named: The same, by name.
+        """
+        if is_descriptor(path):
+            self._amend_descriptor(function, path, *arguments, **named)
+            return
+        text = text_of(path)
+        follow = named.get("follow_symlinks", True) and function is not real_os.lchown
+        if not text:
+            function(text, *arguments, **named)  # raises
+        with ErrorsName(path), self._view.changing():
+            logical = self._view.logical(text, named.pop("dir_fd", None), follow=follow)
+            physical = self._view.physical(logical)
+            status = self._view.status(logical)
+            if physical is None or status is None:
+                function(self._view.seen(text, follow=follow), *arguments, **named)  # raises
+                raise error_of(errno.ENOENT)
+            if not self._view.is_own(physical):
+                # Check what the system would check on the original, then work on a copy.
+                if function is real_os.truncate:
+                    check_access(physical, os.O_WRONLY)
+                elif os.geteuid() not in {0, status.st_uid}:
+                    raise error_of(errno.EPERM)
+                if stat.S_ISREG(status.st_mode):
+                    physical = self._view.copy(logical, physical)
+                elif function is not real_os.truncate:
+                    return
+            function(physical, *arguments, **named)
+
+    def _amend_descriptor(
+        self, function: Callable[..., None], fd: Any, *arguments: Any, **named: Any
+    ) -> None:
+        """Run a function that takes a descriptor; do nothing on a file that existed before."""
+        with suppress(OSError):
+            path = real_os.readlink(f"/proc/self/fd/{fd}")
+            if path.startswith("/") and not self._view.is_own(path):
+                at = real_os.stat(path)
+                is_kept = stat.S_ISREG(at.st_mode) or stat.S_ISDIR(at.st_mode)
+                if is_kept and os.path.samestat(at, real_os.fstat(fd)):
+                    return
+        function(fd, *arguments, **named)
+
     def _make(
         self,
         make: Callable[..., Any],
@@ -568,32 +556,30 @@ class Changes:
     ) -> None:
         """Make something new at a path, by a function that takes its physical path first."""
         with ErrorsName(path), self._view.changing():
-            text = text_of(path)
-            if not text:
-                raise error_of(errno.ENOENT)
-            logical = self._view.logical(
-                text if is_dots(text) else text.rstrip("/"), dir_fd, follow=False
-            )
+            logical = self._named(path, dir_fd)
             if self._view.status(logical) is not None:
                 raise error_of(errno.EEXIST)
-            if text.endswith("/") and make is not real_os.mkdir:
+            if text_of(path).endswith("/") and make is not real_os.mkdir:
                 self._view.check_folder(parent_of(logical))
                 raise error_of(errno.ENOENT)
             self._view.create(logical, lambda at: make(at, *arguments, **named))
 
-    def _existing(self, path: AnyPath, dir_fd: int | None) -> tuple[str, os.stat_result]:
-        """Return the logical path and the status of something that must exist."""
+    def _named(self, path: AnyPath, dir_fd: int | None) -> str:
+        """Return the logical path of a name, without following a link in it."""
         text = text_of(path)
         if not text:
             raise error_of(errno.ENOENT)
-        logical = self._view.logical(
-            text if is_dots(text) else text.rstrip("/"), dir_fd, follow=False
-        )
+        name = text if is_dots(text) else text.rstrip("/")
+        return self._view.logical(name, dir_fd, follow=False)
+
+    def _existing(self, path: AnyPath, dir_fd: int | None) -> tuple[str, os.stat_result]:
+        """Return the logical path and the status of something that must exist."""
+        logical = self._named(path, dir_fd)
         status = self._view.status(logical)
         if status is None:
             self._view.check_folder(parent_of(logical))
             raise error_of(errno.ENOENT)
-        if text.endswith("/") and not stat.S_ISDIR(status.st_mode):
+        if text_of(path).endswith("/") and not stat.S_ISDIR(status.st_mode):
             raise error_of(errno.ENOTDIR)
         return logical, status
 

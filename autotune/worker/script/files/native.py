@@ -71,7 +71,7 @@ def patch_module(name: str, module: ModuleType, view: View, changes: Changes) ->
     for function, position, keyword, use in _PATHS.get(name, ()):
         _patch(module, function, _with_path(uses[use], position, keyword))
     for function in _DOWNLOADS.get(name, ()):
-        _patch(module, function, _keeping(view))
+        _patch(module, function, view.keeping())
     if name in _OTHERS:
         _OTHERS[name](module, view, changes)
 
@@ -120,20 +120,6 @@ def _with_path(
             if _is_path(named.get(keyword)):
                 named[keyword] = use(named[keyword])
             return function(*arguments, **named)
-
-        return call
-
-    return wrap
-
-
-def _keeping(view: View) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a wrapper that keeps the files which a function makes for later trials."""
-
-    def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(function)
-        def call(*arguments: Any, **named: Any) -> Any:
-            with view.keeping():
-                return function(*arguments, **named)
 
         return call
 

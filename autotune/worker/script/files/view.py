@@ -48,9 +48,7 @@ def text_of(path: AnyPath) -> str:
 
 def is_descriptor(path: object) -> bool:
     """Return whether a file is given by its descriptor."""
-    return isinstance(path, int) or (
-        hasattr(path, "__index__") and not isinstance(path, str | bytes)
-    )
+    return hasattr(path, "__index__")
 
 
 def parent_of(logical: str) -> str:
