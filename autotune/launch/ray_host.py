@@ -27,10 +27,11 @@ from autotune.config.environment import Environment
 from autotune.errors import AutotuneError, LauncherError
 from autotune.frozen import FrozenModel
 from autotune.launch.launcher import Exit, Launch
-from autotune.launch.local import ForkServerLauncher
+from autotune.launch.local import LocalLauncher
 from autotune.launch.runner import TrialRunner
 from autotune.protocol.disk import TrialFolder, remove_made, write_model
 from autotune.protocol.messages import DescribeJob, GroupPart, Job, TrialJob
+from autotune.records.measurement import Block
 from autotune.version import __version__
 
 _DESCRIBE_WITHIN_S = 120.0  # our convention, as fork_server.py's for its start
@@ -104,10 +105,10 @@ class Host:
         _remove_left_behind()
         self._scratch, self._alive = _own_folder()
         self._environment = trial_environment(os.environ, environment)
-        self._launcher = ForkServerLauncher(self._scratch / "server.log", self._environment)
+        self._launcher = LocalLauncher(self._scratch / "server.log", self._environment)
         self._turn, self._cancelled, self._is_closing = Lock(), set[str](), Event()
-        self._streaming: dict[str, Path] = {}
-        """Where the blocks of the trial that runs come, by its ticket."""
+        self._blocks: dict[str, list[Block]] = {}
+        """Blocks of the trial that runs, by its ticket."""
 
     def describe(self, device: str, address: str) -> str:
         """HostFacts of this host, which has this address in the cluster, as JSON."""
@@ -173,10 +174,9 @@ class Host:
         """End a task where it runs, or as soon as it does."""
         self._cancelled.add(ticket)
 
-    def blocks(self, ticket: str, offset: int) -> bytes:
-        """What the task has written of its window's blocks from an offset in bytes on."""
-        path = self._streaming.get(ticket)  # not begun yet, or over
-        return b"" if path is None else _read(path, offset) or b""
+    def blocks(self, ticket: str, known: int) -> list[str]:
+        """Return further blocks of the task's window, as JSON; none before it begins and once it is over."""
+        return [block.model_dump_json() for block in self._blocks.get(ticket, [])[known:]]
 
     def close(self) -> None:
         """End the trial that runs and the fork server, and remove the host's files."""
@@ -195,7 +195,6 @@ class Host:
             raise LauncherError(f"{where} {wanted}; use a file system that the hosts share")
         folder = TrialFolder(Path(tempfile.mkdtemp(prefix="trial-", dir=self._scratch)))
         log = folder.path / "log"
-        self._streaming = {task.ticket: folder.blocks}
         try:
             write_model(folder.job, self._own_job(task.job, folder))
             launch = Launch(
@@ -206,6 +205,7 @@ class Host:
                 ram_ceiling_bytes=task.ram_ceiling_bytes,
                 should_end=lambda: self._is_closing.is_set() or task.ticket in self._cancelled,
             )
+            self._blocks = {task.ticket: launch.blocks}
             exit_ = self._launcher.launch(launch)
             found = {path.name: _read(path) for path in answer_files(folder, task.part)}
             files = {name: data for name, data in found.items() if data is not None}
@@ -249,10 +249,9 @@ def answer_files(folder: TrialFolder, part: GroupPart) -> list[Path]:
     return [path for rank in ranks for path in (folder.report_of(rank), folder.stack_of(rank))]
 
 
-def _read(path: Path, offset: int = 0) -> bytes | None:
-    """A file's content; None where there is none. A file that is far too large is cut, and no valid report any more."""
+def _read(path: Path) -> bytes | None:
+    """Return a file's content, None if there is none; one that is far too large is cut, and is no valid report."""
     with suppress(OSError), path.open("rb") as file:
-        file.seek(offset)
         return file.read(_FILE_BYTES)
     return None
 

@@ -36,6 +36,7 @@ from autotune.launch.ray_host import HostAnswer, HostTask, answer_files
 from autotune.note import Note
 from autotune.protocol.disk import monotonic, write_atomic, write_model
 from autotune.protocol.messages import DescribeJob, GroupPart, Job, RankReport, TrialJob, read_job
+from autotune.records.measurement import Block
 from autotune.records.trial import Outcome, TrialResult
 
 # The hosts of a Ray cluster as a search uses them: found, described, reserved for a trial each,
@@ -437,9 +438,9 @@ class RayLauncher:
             for host, _ in team:
                 host.take_payload(key, job.payload)
             job = job.model_copy(update={"payload": Path(key)})
-        launch.folder.blocks.unlink(missing_ok=True)  # of a host that was lost
+        launch.blocks.clear()  # of a host that was lost
         streams = isinstance(job, TrialJob) and job.streams_blocks
-        running = _RunningTrial(launch, BlockCopy(launch.folder.blocks) if streams else None)
+        running = _RunningTrial(launch, BlockCopy(launch.blocks) if streams else None)
         answers = running.run(team, _jobs_of(job, team))
         if self._pool.is_closed:
             raise LauncherError(SEARCH_IS_OVER)
@@ -464,26 +465,20 @@ def _jobs_of(job: Job, team: Team) -> Sequence[Job]:
 
 @dataclass(slots=True)
 class BlockCopy:
-    """Copies the blocks of a window from rank 0's host into the trial's folder here, one request at a time."""
+    """Copies the blocks of a window from rank 0's host, one request at a time."""
 
-    path: Path
+    blocks: list[Block]
     request: Any = None
     """Reference to the answer that is under way."""
-    size: int = 0
 
     def fetch(self, host: OneHost, ticket: str) -> None:
-        """Write what has arrived, and ask for more; returns at once."""
+        """Add what has arrived, and ask for more; returns at once."""
         if self.request is not None:
             if not ray.wait([self.request], timeout=0)[0]:
                 return
-            data = host.receive(self.request, was_running=True)
-            with (
-                suppress(OSError),
-                self.path.open("ab") as file,
-            ):  # a full disk: the trial is not stopped early
-                file.write(data)
-            self.size += len(data)
-        self.request = host.call("blocks", ticket, self.size)
+            arrived = host.receive(self.request, was_running=True)
+            self.blocks += map(Block.model_validate_json, arrived)
+        self.request = host.call("blocks", ticket, len(self.blocks))
 
 
 @dataclass(slots=True)

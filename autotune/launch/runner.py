@@ -7,14 +7,10 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
-
-from pydantic import ValidationError
 
 from autotune.config.plan import ScriptFacts
 from autotune.config.training_config import TrainingConfig
@@ -36,79 +32,50 @@ from autotune.records.measurement import Block, MemoryLimits
 from autotune.records.result import Curves
 from autotune.records.trial import TrialResult
 
-# The blocks of a trial under way: what rank 0 has written of them, and the decision whether the
-# trial goes on.
+# The blocks of a trial under way, and the decision whether it goes on.
 
 
 ShouldEnd = Callable[[tuple[Block, ...]], Note | str | None]
 """Given the blocks of a trial so far: why it is to be ended, or None."""
 
-_PART_BYTES = 64 * 1024  # our convention: some 500 blocks; the user's code may write more than that
-_MOST_BLOCKS = 10_000  # our convention: far more than a window of 8 s has
-
 
 @dataclass(slots=True)
-class BlockStream:
-    """Reads the blocks that a trial's rank 0 writes, and asks for each new one whether the trial may go on."""
+class Race:
+    """Asks whether a trial may go on each time that blocks of its rank 0 have come."""
 
-    path: Path
     ranks: int
     should_end: ShouldEnd
     blocks: list[Block] = field(default_factory=list)
+    """Of rank 0, which the launcher adds."""
     reason: Note | str | None = None
-    _read: int = 0
+    _asked: int = 0
+    """Blocks at the last question."""
 
     def is_lost(self) -> bool:
-        """Whether the trial is to be ended; called many times a second."""
-        if self.reason is None and self._read_new():
-            self.reason = self.should_end(tuple(self.blocks))
+        """Return whether the trial is to be ended; called many times a second."""
+        if self.reason is None and len(self.blocks) != self._asked:
+            self._asked = len(self.blocks)
+            self.reason = self.should_end(self._of_all_ranks()) if self.blocks else None
         return self.reason is not None
 
-    def stopped(self) -> TrialResult:
+    def result(self) -> TrialResult:
         """Return the result of a trial that was ended; blocks of the warm-up count if there are no others."""
-        in_window = tuple(block for block in self.blocks if not block.is_warm_up)
-        blocks = in_window or tuple(self.blocks)
-        return TrialResult(outcome="pruned", reason=str(self.reason or ""), blocks=blocks)
+        blocks = self._of_all_ranks()
+        in_window = tuple(block for block in blocks if not block.is_warm_up)
+        reason = str(self.reason or "")
+        return TrialResult(outcome="pruned", reason=reason, blocks=in_window or blocks)
 
-    def _read_new(self) -> bool:
-        """Read the blocks that have been written since; whether there are any.
-
-        A line that is not a block is skipped: a full disk may have cut it off, and the next block
-        continues it.
-        """
-        try:
-            lines = self._read_lines()
-        except FileNotFoundError:  # the window has not begun, or has begun again on another host
-            self._read = 0
-            self.blocks.clear()
-            return False
-        except OSError:
-            return False
-        known = len(self.blocks)
-        for line in lines.splitlines():
-            with suppress(ValidationError):
-                block = Block.model_validate_json(line)
-                if block.samples > 0 and 0 < block.seconds < inf and known < _MOST_BLOCKS:
-                    made = None if block.made is None else block.made * self.ranks
-                    self.blocks.append(
-                        block.model_copy(
-                            update={"samples": block.samples * self.ranks, "made": made}
-                        )
-                    )
-        return len(self.blocks) > known
-
-    def _read_lines(self) -> bytes:
-        """The complete lines that were written since, at most one part: the user's code may write anything there."""
-        descriptor = os.open(
-            self.path, os.O_RDONLY | os.O_NONBLOCK
-        )  # a pipe must not block the parent
-        try:
-            data = os.pread(descriptor, _PART_BYTES, self._read)
-        finally:
-            os.close(descriptor)
-        lines, newline, rest = data.rpartition(b"\n")
-        self._read += len(rest) if len(rest) == _PART_BYTES else len(lines) + len(newline)
-        return lines
+    def _of_all_ranks(self) -> tuple[Block, ...]:
+        """Return the blocks as if all ranks had trained as rank 0 has."""
+        return tuple(
+            block.model_copy(
+                update={
+                    "samples": block.samples * self.ranks,
+                    "made": None if block.made is None else block.made * self.ranks,
+                }
+            )
+            for block in self.blocks
+        )
 
 
 # TrialRunner: runs one job of each kind through a launcher, and hands on its report.
@@ -270,8 +237,7 @@ class TrialRunner:
         left_s = job.process.deadline_s - exit_.wall_s
         if disturbance is None or report.curves is not None or left_s < exit_.wall_s:
             return report
-        rest = job.model_copy(update={"process": _with_deadline(job, left_s)})
-        again, _ = self._run_once(f"{name}{suffix}-anew", should_end, rest)
+        again, _ = self._run_once(f"{name}{suffix}-anew", should_end, job.within(left_s))
         return with_note(again, disturbance)
 
     def _run_once(
@@ -280,21 +246,22 @@ class TrialRunner:
         folder = TrialFolder(Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.scratch.absolute())))
         log = self.logs / f"{name}.log"
         ranks = 1
-        stream = None
+        race = None
         if isinstance(job, messages.TrialJob):
             is_one = job.command is not None
             ranks = 1 if is_one else job.config.process_count
             if job.config.strategy == "ddp" and not is_one:
                 job = job.model_copy(update={"rendezvous": f"file://{folder.rendezvous}"})
             if job.streams_blocks and should_end is not None:
-                stream = BlockStream(folder.blocks, ranks, should_end)
+                race = Race(ranks, should_end)
         launch = Launch(
             folder=folder,
             log=log,
             deadline_s=job.process.deadline_s,
             ranks=ranks,
             ram_ceiling_bytes=ram_ceiling_bytes(self.limits),
-            should_end=None if stream is None else stream.is_lost,
+            should_end=None if race is None else race.is_lost,
+            blocks=[] if race is None else race.blocks,
             ending=self.policy.ending,
         )
         is_first_probe = isinstance(job, messages.ProbeJob) and job.command is not None
@@ -313,11 +280,11 @@ class TrialRunner:
                     update={"facts": report.facts.model_copy(update={"script": script})}
                 )
             if (
-                stream is not None
+                race is not None
                 and exit_.ended_for == "cancelled"
                 and report.result.outcome == "pruned"
             ):
-                report = report.model_copy(update={"result": stream.stopped()})
+                report = report.model_copy(update={"result": race.result()})
         finally:
             shutil.rmtree(folder.path, ignore_errors=True)
         return report.with_result(wall_s=exit_.wall_s, log=f"{self.logs.name}/{log.name}"), exit_
@@ -351,13 +318,13 @@ def _find_place(job: _Placed, run: Callable[[_Placed, str], RankReport]) -> Rank
         return _with_reason(
             first, "no time was left to look for the place where the device failed", took_s
         )
-    changes: dict[str, object] = {"process": _with_deadline(job, left_s, blocks_launches=True)}
-    if isinstance(job, messages.TrialJob):
-        changes |= {"extras": messages.NO_EXTRAS, "streams_blocks": False}
-    second = run(job.model_copy(update=changes), "-blocking")
+    again = job.within(left_s, blocks_launches=True)
+    if isinstance(again, messages.TrialJob):
+        again = again.model_copy(update={"extras": messages.NO_EXTRAS, "streams_blocks": False})
+    second = run(again, "-blocking")
     took_s += second.result.wall_s
-    again = second.result.failure
-    if second.result.outcome == "crashed" and again is not None and not again.is_asynchronous:
+    failed = second.result.failure
+    if second.result.outcome == "crashed" and failed is not None and not failed.is_asynchronous:
         return second.with_result(wall_s=took_s)
     otherwise = f"it ended otherwise: {second.result.reason or second.result.outcome}"
     end = "it did not fail" if second.result.outcome == "ok" else otherwise
@@ -385,7 +352,7 @@ def go_on(
         left_s = job.process.deadline_s - took_s
         if known is None or not known.is_cut or left_s <= 0:
             break
-        rest = job.model_copy(update={"process": _with_deadline(job, left_s), "known": known})
+        rest = job.within(left_s).model_copy(update={"known": known})
         further = run(rest, f"-{number}")
         took_s += further.result.wall_s
         if further.curves in (
@@ -405,14 +372,6 @@ def _with_cause_of_cut(report: RankReport) -> RankReport:
     others = (note for note in curves.notes if note.code != "curves_cut")
     notes = (*others, curves_ended(reason))
     return report.model_copy(update={"curves": curves.model_copy(update={"notes": notes})})
-
-
-def _with_deadline(
-    job: messages.Job, deadline_s: float, *, blocks_launches: bool = False
-) -> messages.ProcessSetup:
-    return job.process.model_copy(
-        update={"deadline_s": deadline_s, "blocks_launches": blocks_launches}
-    )
 
 
 def _with_reason(report: RankReport, addition: str, wall_s: float) -> RankReport:

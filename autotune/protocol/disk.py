@@ -156,11 +156,6 @@ class TrialFolder:
         return self.path / "report.json"
 
     @property
-    def blocks(self) -> Path:
-        """Where rank 0 writes each block of its window as soon as it has ended, a line each."""
-        return self.path / "blocks.jsonl"
-
-    @property
     def rendezvous(self) -> Path:
         """Where the ranks of a group meet: the file of torch.distributed's FileStore."""
         return self.path / "rendezvous"
@@ -174,26 +169,6 @@ class TrialFolder:
     def overlay(self) -> Path:
         """Where a script's writes to files that existed before go."""
         return self.path / "overlay"
-
-    @property
-    def done(self) -> Path:
-        """There once a script has been measured: whatever of it still runs is to be ended."""
-        return self.path / "done"
-
-    @property
-    def begun(self) -> Path:
-        """There once the process of a series has begun."""
-        return self.path / "begun"
-
-    @property
-    def next(self) -> Path:
-        """Of a series: names the folder of the job to do; there until that is done."""
-        return self.path / "next"
-
-    @property
-    def enough(self) -> Path:
-        """There once a trial that shares a process is to be ended early: its process lives on."""
-        return self.path / "enough"
 
     def report_of(self, rank: int) -> Path:
         """What a rank answers."""

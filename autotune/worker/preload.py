@@ -31,6 +31,7 @@ import psutil
 
 from autotune.config.plan import INSTALLED
 from autotune.protocol.attach import ATTACH_VARIABLE
+from autotune.protocol.messages import PreloadResult
 
 # Whether a process may still be forked into trials: it has one thread, no device in use, and no
 # child processes.
@@ -177,25 +178,6 @@ _LEFT_OUT = re.compile(r"autotune|(.+\.)?(tests?|test_.*|conftest|__main__)", fl
 """A module whose name, or that of a package around it, is such a one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreloadResult:
-    """How far a preload came; one with a reason leaves a process that must not be forked into trials."""
-
-    preloaded: int
-    """Names, from the first on, after which the process was still fit; 0 where that is not known."""
-    reason: Unfit | None = None
-    """What it has now; None: it is fit."""
-    culprit: str | None = None
-    """The top-level package whose import brought that; None where it is not known: preload closely
-    to find it."""
-    chain: tuple[str, ...] = ()
-    """Modules that were being imported meanwhile, the outermost first: to import one of them brings
-    it again."""
-    raised: tuple[str, ...] = ()
-    """Names whose import has raised."""
-    seconds: float
-
-
 def installed_modules(before: Collection[str]) -> tuple[str, ...]:
     """Modules of installed packages that this process has imported since, in the order in which their imports began.
 
@@ -254,8 +236,8 @@ def preload(
     environment: Mapping[str, str],
     bad_fork_devices: Callable[[], Collection[str]],
     *,
-    is_close: bool = False,
-    tell: Callable[[str], object] = lambda _: None,
+    check_each_package: bool = False,
+    before_import: Callable[[str], object] = lambda _: None,
 ) -> PreloadResult:
     """Import modules in their order until one makes this process unfit to be forked; what one raises is printed.
 
@@ -264,8 +246,9 @@ def preload(
             process is passed over.
         environment: Variables for the time of the imports; what these set them to stays.
         bad_fork_devices: Forks to find out which kinds of devices forks of this process can't open.
-        is_close: Look for them and for child processes after each package, not just at the end.
-        tell: Called with the name of each package before it is imported.
+        check_each_package: Check for these and for child processes after every package, not just at
+            the end.
+        before_import: Called with the name of each package.
     """
     begun = perf_counter()
     watch = ForkWatch(bad_fork_devices)
@@ -273,7 +256,7 @@ def preload(
     raised = list[str]()
     with _put_back(), _set(environment), watch.over_imports():
         for package, group in groupby(names, key=_package_of):
-            tell(package)
+            before_import(package)
             before = done
             count = len(sys.modules)
             for name in group:
@@ -281,7 +264,7 @@ def preload(
                 if watch.reason is not None:
                     break
                 done += 1
-            if is_close and len(sys.modules) > count:
+            if check_each_package and len(sys.modules) > count:
                 watch.check_each_package(package)
             if watch.reason is not None:
                 done = min(done, before) if watch.chain == [package] else done

@@ -12,7 +12,7 @@ import pytest
 
 from autotune.config.training_config import TrainingConfig
 from autotune.launch.launcher import notes_of
-from autotune.launch.local import ForkServerLauncher
+from autotune.launch.local import LocalLauncher
 from tests.launch.conftest import GENEROUS_S, Rig, rig_over
 
 PLUGIN = """
@@ -49,9 +49,7 @@ def looked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Looked]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(packages)
         patch.chdir(folder)
-        launchers = [
-            ForkServerLauncher(folder / f"{name}.log", device=name) for name in ("cuda", "cpu")
-        ]
+        launchers = [LocalLauncher(folder / f"{name}.log", device=name) for name in ("cuda", "cpu")]
         spoilt, on_cpu = (
             rig_over(one, folder / name)
             for one, name in zip(launchers, ("spoilt", "cpu"), strict=True)

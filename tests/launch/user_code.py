@@ -390,17 +390,6 @@ def taking_its_folder_away() -> nn.Module:
     return Faulty(act)
 
 
-def with_blocks_on_a_small_disk() -> nn.Module:
-    """The blocks of the window go to the folder `disk`."""
-    (trial_folder() / "blocks.jsonl").symlink_to(Path("disk", "blocks").absolute())
-    return linear()
-
-
-def with_a_folder_for_blocks() -> nn.Module:
-    (trial_folder() / "blocks.jsonl").mkdir()
-    return linear()
-
-
 def killing_its_reader() -> Items:
     return Items(lambda _: in_rank(lambda: os.kill(os.getpid(), signal.SIGKILL)))
 

@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 
 from autotune.config.plan import Workload
 from autotune.config.training_config import TrainingConfig
-from autotune.launch.local import FreshInterpreterLauncher
+from autotune.launch.local import LocalLauncher
 from autotune.launch.runner import TrialRunner
 from autotune.messages.trials import launches_wait
 from autotune.policy import WindowRules
@@ -460,7 +460,7 @@ def test_the_device_of_a_plug_in_is_found_by_the_process_of_a_trial(
     payload = tmp_path / "payload"
     write_payload(Workload(model=nn.Linear(64, 2), dataset=ROWS), payload)
     runner = TrialRunner(
-        launcher=FreshInterpreterLauncher(),
+        launcher=LocalLauncher(None),
         payload=payload,
         scratch=tmp_path,
         logs=tmp_path,

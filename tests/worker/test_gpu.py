@@ -20,11 +20,12 @@ from autotune.api.diagnose import MeasuringTime, diagnose_plan
 from autotune.config.plan import Plan, Workload
 from autotune.config.training_config import AmpDtype, TrainingConfig
 from autotune.launch.launcher import Launcher
-from autotune.launch.local import ForkServerLauncher, FreshInterpreterLauncher, WarmWorkerLauncher
+from autotune.launch.local import LocalLauncher
 from autotune.launch.runner import TrialRunner
 from autotune.records.measurement import Measurement
 from autotune.records.result import Diagnosis
 from autotune.records.trial import PrecisionFigures, TrialResult
+from tests.launch.conftest import sharing
 
 from . import gpu_cases as cases
 from . import gpu_promises as promises
@@ -45,16 +46,16 @@ def gpus() -> cases.Gpus:
 
 
 @pytest.fixture(scope="module")
-def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServerLauncher]:
+def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalLauncher]:
     """One server for all."""
-    launcher = ForkServerLauncher(tmp_path_factory.mktemp("server") / "server.log")
+    launcher = LocalLauncher(tmp_path_factory.mktemp("server") / "server.log")
     yield launcher
     launcher.close()
 
 
 @pytest.fixture(scope="module")
 def busy_run(
-    launcher: ForkServerLauncher, gpus: cases.Gpus, tmp_path_factory: pytest.TempPathFactory
+    launcher: LocalLauncher, gpus: cases.Gpus, tmp_path_factory: pytest.TempPathFactory
 ) -> Measurement:
     """A loop that the device holds, with all that can be measured of it."""
     result = cases.run(
@@ -81,7 +82,7 @@ def test_a_loop_that_the_device_holds_reads_as_busy(busy_run: Measurement) -> No
 
 
 def test_a_loop_that_waits_for_its_loader_reads_as_idle(
-    launcher: ForkServerLauncher, gpus: cases.Gpus, tmp_path: Path
+    launcher: LocalLauncher, gpus: cases.Gpus, tmp_path: Path
 ) -> None:
     if gpus.busy_fraction > _OTHERS_BUSY:
         pytest.skip(
@@ -100,7 +101,7 @@ def test_a_peak_is_what_torch_held_and_what_lies_outside_it(
 
 
 def test_what_does_not_fit_below_the_limit_is_out_of_memory_and_the_next_trial_works(
-    launcher: ForkServerLauncher, gpus: cases.Gpus, tmp_path: Path
+    launcher: LocalLauncher, gpus: cases.Gpus, tmp_path: Path
 ) -> None:
     limit_bytes = limit_of(gpus, gib=3)
     for micro_batch_size, promise in ((1024, promises.ran_out_of_memory), (64, promises.measured)):
@@ -118,7 +119,7 @@ def test_what_does_not_fit_below_the_limit_is_out_of_memory_and_the_next_trial_w
 
 @pytest.mark.parametrize("amp_dtype", get_args(AmpDtype))
 def test_each_precision_trains_and_computes_as_it_says(
-    amp_dtype: AmpDtype, launcher: ForkServerLauncher, tmp_path: Path
+    amp_dtype: AmpDtype, launcher: LocalLauncher, tmp_path: Path
 ) -> None:
     switch = cases.switch_of(amp_dtype)
     if switch:
@@ -137,7 +138,7 @@ def test_clocks_power_and_temperature_are_known(busy_run: Measurement) -> None:
 
 
 def test_a_kernels_error_is_a_crash_at_the_line_that_launched_it_and_the_next_trial_works(
-    launcher: ForkServerLauncher, tmp_path: Path
+    launcher: LocalLauncher, tmp_path: Path
 ) -> None:
     broken = cases.run(launcher, tmp_path, model=cases.LooksUp, dataset=cases.rows_beyond_the_table)
     promises.crashed_at(broken, cases.place_of_the_lookup())
@@ -145,7 +146,7 @@ def test_a_kernels_error_is_a_crash_at_the_line_that_launched_it_and_the_next_tr
 
 
 def test_a_convolution_in_a_full_memory_is_no_crash(
-    launcher: ForkServerLauncher, gpus: cases.Gpus, tmp_path: Path
+    launcher: LocalLauncher, gpus: cases.Gpus, tmp_path: Path
 ) -> None:
     result = cases.run(
         launcher,
@@ -161,7 +162,7 @@ def test_a_convolution_in_a_full_memory_is_no_crash(
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_pinned_batches_reach_the_device(
-    num_workers: int, launcher: ForkServerLauncher, tmp_path: Path
+    num_workers: int, launcher: LocalLauncher, tmp_path: Path
 ) -> None:
     witness = cases.Witness(tmp_path / "seen")
     promises.measured(
@@ -171,7 +172,7 @@ def test_pinned_batches_reach_the_device(
 
 
 def diagnosed(
-    launcher: ForkServerLauncher, monkeypatch: pytest.MonkeyPatch, batch: int, **workload: object
+    launcher: LocalLauncher, monkeypatch: pytest.MonkeyPatch, batch: int, **workload: object
 ) -> Diagnosis:
     """A look at one configuration alone: other settings take their time, and workers gigabytes of shared memory."""
     monkeypatch.setattr(diagnosing, "list_variations", lambda *_: [])
@@ -191,14 +192,14 @@ def diagnosed(
 
 
 def test_large_batches_of_a_cheap_model_are_copy_bound_and_pinning_is_advised(
-    launcher: ForkServerLauncher, monkeypatch: pytest.MonkeyPatch
+    launcher: LocalLauncher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, collate = cases.FirstNumbers, cases.ReadyBatches(3 * 2**18)  # 192 MiB a batch of 64
     promises.is_copy_bound(diagnosed(launcher, monkeypatch, 64, model=model, collate_fn=collate))
 
 
 def test_many_tiny_kernels_are_launch_bound(
-    launcher: ForkServerLauncher, monkeypatch: pytest.MonkeyPatch
+    launcher: LocalLauncher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     collate = cases.ReadyBatches(64)
     promises.is_launch_bound(
@@ -206,19 +207,17 @@ def test_many_tiny_kernels_are_launch_bound(
     )
 
 
-def test_one_rank_trains_over_nccl(launcher: ForkServerLauncher, tmp_path: Path) -> None:
+def test_one_rank_trains_over_nccl(launcher: LocalLauncher, tmp_path: Path) -> None:
     witness = cases.Witness(tmp_path / "seen")
     promises.measured(cases.run(launcher, tmp_path, step=witness, strategy="ddp"))
     promises.met_over(witness.told(), "nccl")
 
 
-def test_a_device_beyond_those_there_is_told(launcher: ForkServerLauncher, tmp_path: Path) -> None:
+def test_a_device_beyond_those_there_is_told(launcher: LocalLauncher, tmp_path: Path) -> None:
     promises.refused_the_device(cases.run(launcher, tmp_path, device="cuda:99"), "cuda")
 
 
-def test_the_device_is_described(
-    launcher: ForkServerLauncher, gpus: cases.Gpus, tmp_path: Path
-) -> None:
+def test_the_device_is_described(launcher: LocalLauncher, gpus: cases.Gpus, tmp_path: Path) -> None:
     runner = TrialRunner(
         launcher=launcher, payload=tmp_path, scratch=tmp_path, logs=tmp_path, device="auto", seed=0
     )
@@ -226,15 +225,14 @@ def test_the_device_is_described(
 
 
 @pytest.fixture
-def warm(launcher: ForkServerLauncher, tmp_path: Path) -> Iterator[WarmWorkerLauncher]:
+def warm(launcher: LocalLauncher) -> Iterator[LocalLauncher]:
     """Trials that share a process; the server below serves other tests as well."""
-    shared = WarmWorkerLauncher(launcher, tmp_path, tmp_path)
-    yield shared
-    shared.end_shared()
+    with sharing(launcher):
+        yield launcher
 
 
 def test_trials_in_a_shared_process_compute_each_in_its_precision(
-    warm: WarmWorkerLauncher, tmp_path: Path
+    warm: LocalLauncher, tmp_path: Path
 ) -> None:
     witness = cases.Witness(tmp_path / "seen")
     precisions: list[AmpDtype] = ["float32", "tf32", "float16", "bfloat16", "tf32", "float32"]
@@ -249,7 +247,7 @@ def test_trials_in_a_shared_process_compute_each_in_its_precision(
 
 
 def test_what_ran_out_of_memory_in_a_shared_process_is_no_part_of_the_next_peak(
-    warm: WarmWorkerLauncher, gpus: cases.Gpus, tmp_path: Path
+    warm: LocalLauncher, gpus: cases.Gpus, tmp_path: Path
 ) -> None:
     def run(launcher: Launcher, micro_batch_size: int) -> TrialResult:
         limit_bytes = limit_of(gpus, gib=3)
@@ -261,7 +259,9 @@ def test_what_ran_out_of_memory_in_a_shared_process_is_no_part_of_the_next_peak(
             micro_batch_size=micro_batch_size,
         )
 
-    alone = promises.measured(run(warm.below, 64))
+    warm.is_sharing = False
+    alone = promises.measured(run(warm, 64))
+    warm.is_sharing = True
     assert promises.measured(run(warm, 128)).earlier_trials == 0
     promises.ran_out_of_memory(run(warm, 1024))
     after = promises.measured(run(warm, 64))
@@ -270,7 +270,7 @@ def test_what_ran_out_of_memory_in_a_shared_process_is_no_part_of_the_next_peak(
 
 
 def test_after_a_kernels_error_a_shared_process_is_begun_anew(
-    warm: WarmWorkerLauncher, tmp_path: Path
+    warm: LocalLauncher, tmp_path: Path
 ) -> None:
     broken = cases.run(warm, tmp_path, model=cases.LooksUp, dataset=cases.rows_beyond_the_table)
     promises.crashed_at(broken, cases.place_of_the_lookup())
@@ -278,7 +278,7 @@ def test_after_a_kernels_error_a_shared_process_is_begun_anew(
 
 
 def test_precision_checks_in_a_shared_process_share_their_float32_runs(
-    warm: WarmWorkerLauncher, tmp_path: Path
+    warm: LocalLauncher, tmp_path: Path
 ) -> None:
     configs = [
         TrainingConfig(micro_batch_size=64, amp_dtype=one)
@@ -289,7 +289,9 @@ def test_precision_checks_in_a_shared_process_share_their_float32_runs(
         runner = cases.runner_of(launcher, tmp_path)
         return [runner.guard(config, name="guard", deadline_s=60).guard for config in configs]
 
-    alone = guards(warm.below)  # first: the server below serves one at a time
+    warm.is_sharing = False
+    alone = guards(warm)
+    warm.is_sharing = True
     for shared, own in zip(guards(warm), alone, strict=True):
         promises.guarded_as(shared, own)
 
@@ -300,7 +302,7 @@ def test_a_training_finds_what_a_stress_run_has_compiled(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     config = TrainingConfig(micro_batch_size=64, compile=True)
-    launcher = FreshInterpreterLauncher()
+    launcher = LocalLauncher(None)
     report = cases.runner_of(launcher, tmp_path).stress(
         config, name="stress", deadline_s=100, train_s=1.0
     )
@@ -318,7 +320,7 @@ def two_devices(gpus: cases.Gpus) -> None:
 
 @pytest.mark.usefixtures("two_devices")
 def test_dataparallel_computes_bfloat16_on_every_device(
-    launcher: ForkServerLauncher, tmp_path: Path
+    launcher: LocalLauncher, tmp_path: Path
 ) -> None:
     witness = cases.Witness(tmp_path / "seen")
     promises.measured(
@@ -330,6 +332,6 @@ def test_dataparallel_computes_bfloat16_on_every_device(
 
 
 @pytest.mark.usefixtures("two_devices")
-def test_two_ranks_exchange_their_gradients(launcher: ForkServerLauncher, tmp_path: Path) -> None:
+def test_two_ranks_exchange_their_gradients(launcher: LocalLauncher, tmp_path: Path) -> None:
     result = cases.run(launcher, tmp_path, strategy="ddp", world_size=2, extras=cases.EVERYTHING)
     promises.exchanged(promises.measured(result), 2)

@@ -23,7 +23,7 @@ import autotune
 from autotune.config.training_config import AmpDtype
 from autotune.diagnosis.advice import rank_advice
 from autotune.diagnosis.bottlenecks import find_bottlenecks
-from autotune.launch.local import ForkServerLauncher
+from autotune.launch.local import LocalLauncher
 from autotune.launch.runner import TrialRunner
 from autotune.records.breakdown import DeviceTime, breakdown_on_device
 from autotune.records.measurement import (
@@ -53,7 +53,7 @@ broken = pytest.raises(AssertionError)
 
 @pytest.fixture(scope="module")
 def on_cpu(
-    fork_server: ForkServerLauncher, tmp_path_factory: pytest.TempPathFactory
+    fork_server: LocalLauncher, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., TrialResult]:
     """Runs a trial on the processor."""
 
@@ -82,7 +82,7 @@ def on_sim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., T
         patch.setattr(
             sys, "path", [*map(str, write_entry_point(tmp_path_factory.mktemp("sim"))), *sys.path]
         )
-        launcher = ForkServerLauncher(tmp_path_factory.mktemp("server") / "server.log")
+        launcher = LocalLauncher(tmp_path_factory.mktemp("server") / "server.log")
 
     def run(**given: Any) -> TrialResult:
         usual: dict[str, Any] = {"device": "sim:0", "max_s": 0.2}
@@ -562,7 +562,7 @@ def test_a_device_that_is_refused_without_the_remedy_breaks_the_promise(
 
 
 def test_an_environment_of_another_device_breaks_the_promise(
-    fork_server: ForkServerLauncher, tmp_path: Path
+    fork_server: LocalLauncher, tmp_path: Path
 ) -> None:
     runner = TrialRunner(
         launcher=fork_server,

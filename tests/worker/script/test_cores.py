@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from autotune.apply.cores import allowed_cores, allowed_nodes, cores_of_rank
-from autotune.launch.local import ForkServerLauncher
+from autotune.launch.local import LocalLauncher
 from autotune.worker.script import overrides
 from autotune.worker.script.overrides import Begun, as_begun, bind_script, can_bind_script
 from tests.worker.script.scripts import HEAD, LOOP, SHORT, STEP, Script, ScriptRig
@@ -103,7 +103,7 @@ def test_a_script_is_bound_to_its_node_and_says_where_it_can_not_be(
 
 
 @pytest.fixture
-def rig(fork_server: ForkServerLauncher, tmp_path: Path) -> ScriptRig:
+def rig(fork_server: LocalLauncher, tmp_path: Path) -> ScriptRig:
     """A rig over the fork server."""
     return ScriptRig(launcher=fork_server, folder=tmp_path)
 

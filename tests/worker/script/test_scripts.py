@@ -21,7 +21,7 @@ import torch
 import yaml
 
 from autotune.config.training_config import TrainingConfig
-from autotune.launch.local import ForkServerLauncher
+from autotune.launch.local import LocalLauncher
 from tests.factories.scripts import make_script
 from tests.worker.script.scripts import SHORT, ScriptRig
 
@@ -162,7 +162,7 @@ SEEN: dict[str, Seen] = {
 
 
 @pytest.fixture(scope="module")
-def rig(fork_server: ForkServerLauncher, tmp_path_factory: pytest.TempPathFactory) -> ScriptRig:
+def rig(fork_server: LocalLauncher, tmp_path_factory: pytest.TempPathFactory) -> ScriptRig:
     """A rig in whose folder all scripts lie."""
     folder = tmp_path_factory.mktemp("scripts")
     shutil.copytree(SCRIPTS, folder, dirs_exist_ok=True)

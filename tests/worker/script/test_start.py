@@ -15,7 +15,7 @@ from autotune.apply.cores import (
     compile_cache_variables,
     cores_of_rank,
 )
-from autotune.launch.local import ForkServerLauncher
+from autotune.launch.local import LocalLauncher
 from autotune.records.measurement import Measurement
 from autotune.records.trial import TrialResult
 from tests.processes import marked
@@ -35,7 +35,7 @@ total = sum(x.sum() for (x,) in DataLoader(TensorDataset(torch.randn(512, 8)), b
 
 def assert_nothing_is_left(rig: ScriptRig) -> None:
     """No process of a trial runs on."""
-    assert isinstance(rig.launcher, ForkServerLauncher)
+    assert isinstance(rig.launcher, LocalLauncher)
     server = rig.launcher._server
     left = [
         one.cmdline()
@@ -149,9 +149,7 @@ class OfTorchrun:
 
 
 @pytest.fixture(scope="module")
-def of_torchrun(
-    fork_server: ForkServerLauncher, tmp_path_factory: pytest.TempPathFactory
-) -> OfTorchrun:
+def of_torchrun(fork_server: LocalLauncher, tmp_path_factory: pytest.TempPathFactory) -> OfTorchrun:
     """One for all rules: it starts six interpreters."""
     rig = ScriptRig(launcher=fork_server, folder=tmp_path_factory.mktemp("torchrun"))
     rig.write(_RANKS)
