@@ -58,8 +58,6 @@ class Preload:
     environment: Mapping[str, str]
     left: int
     """Servers that may try it, the next included."""
-    check_each_package: bool = False
-    """Check after every import, to find the offender."""
 
 
 class Server:
@@ -101,13 +99,7 @@ class Server:
         """Have it import modules, unless it has been asked; does not wait for it."""
         if self._was_asked or self._pids:
             return
-        self._send(
-            {
-                "preload": preload.names,
-                "environment": preload.environment,
-                "check_each_package": preload.check_each_package,
-            }
-        )
+        self._send({"preload": preload.names, "environment": preload.environment})
         self._was_asked = True
         self._imports_from = monotonic()
 
@@ -385,13 +377,12 @@ class LocalLauncher:
 
     def _reduced(self, tried: Preload, fault: PreloadResult) -> Preload | None:
         """Return what the next server is to import; what it is not is noted."""
-        is_import = fault.reason in {"hang", "end"}
-        if fault.culprit is None and not is_import and not tried.check_each_package:
-            return replace(tried, check_each_package=True, left=tried.left - 1)
         names = tuple[str, ...]()
-        if fault.culprit is not None and not is_import and tried.left == 2:
+        if fault.reason in {"hang", "end"}:  # nothing is tried again
+            pass
+        elif tried.left == 2:
             names = tuple(tried.names[: fault.preloaded])
-        elif fault.culprit is not None and not is_import and tried.left > 2:
+        elif tried.left > 2:
             inside = tuple(f"{name}." for name in fault.chain)
             names = tuple(name for name in tried.names if not f"{name}.".startswith(inside))
         packages = sorted({name.partition(".")[0] for name in {*tried.names}.difference(names)})

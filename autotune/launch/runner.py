@@ -8,7 +8,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -78,11 +77,11 @@ class Race:
         )
 
 
-# TrialRunner: runs one job of each kind through a launcher, and hands on its report.
+# TrialRunner: runs one job of each kind through a launcher, and returns its report.
 #
 # Only trials run as groups; every other job runs in one process. A job is run again to find the
-# place of a failure, to go on where a process has ended, or where somebody else has disturbed it;
-# all runs share the job's deadline.
+# place of a failure, to go on where a process has ended, or if somebody else has disturbed it; all
+# runs share the job's deadline.
 
 
 _AnyJob = TypeVar(
@@ -93,7 +92,6 @@ _AnyJob = TypeVar(
     messages.CurvesJob,
     messages.StressJob,
 )
-_Placed = TypeVar("_Placed", messages.TrialJob, messages.ProbeJob)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,11 +116,11 @@ class TrialRunner:
 
     @property
     def is_short_search(self) -> bool:
-        """Whether looks at the sides and at precisions are kept short."""
+        """Return whether curves and precision checks are kept short."""
         return self.build_s >= self.policy.time.slow_build_s
 
     def with_script(self, script: ScriptFacts | None) -> TrialRunner:
-        """A runner whose trials know what was seen of their script."""
+        """Return a runner whose trials know what was seen of their script."""
         return replace(self, script=script)
 
     def run(
@@ -143,27 +141,21 @@ class TrialRunner:
         """
         own = {"window": window, "extras": extras, "streams_blocks": should_end is not None}
         job = self._job_for(messages.TrialJob, config, deadline_s, **own)
-        return _find_place(job, partial(self._run, name, should_end)).result
+        return self._run(name, job, should_end).result
 
     def probe(self, config: TrainingConfig, *, deadline_s: float) -> RankReport:
-        """Take a first look at the workload: environment and facts, or a result with the reason why it fails."""
-        return _find_place(
-            self._job_for(messages.ProbeJob, config, deadline_s), partial(self._run, "probe", None)
-        )
+        """Probe the workload: return environment and facts, or a result with the reason why it fails."""
+        return self._run("probe", self._job_for(messages.ProbeJob, config, deadline_s))
 
     def describe(self, *, deadline_s: float) -> RankReport:
         """Describe the machine alone, without a workload."""
-        return self._run("describe", None, messages.DescribeJob(process=self._process(deadline_s)))
+        return self._run("describe", messages.DescribeJob(process=self._process(deadline_s)))
 
     def guard(self, config: TrainingConfig, *, name: str, deadline_s: float) -> RankReport:
         """Compare a configuration's precision to float32; `config` has the batch size to compare at."""
-        return self._run(
-            name,
-            None,
-            self._job_for(
-                messages.PrecisionJob, config, deadline_s, is_short_search=self.is_short_search
-            ),
-        )
+        is_short = self.is_short_search
+        job = self._job_for(messages.PrecisionJob, config, deadline_s, is_short_search=is_short)
+        return self._run(name, job)
 
     def curves(
         self,
@@ -175,38 +167,38 @@ class TrialRunner:
         roofline: bool = False,
         known: Curves | None = None,
     ) -> RankReport:
-        """Measure loader and device alone in variations of a configuration, in another process where one ends early.
+        """Measure loader and device alone in variations of a configuration, in another process if one ends early.
 
         Points of `known` are not measured again, and are reported with the others. A diagnosis,
         which asks for the roofline, shows whole curves; a search adds workers only while the loader
         grows with them.
         """
         alone = variations if self.command is not None else [*map(_alone, variations)]
-        points = {
-            "variations": tuple(alone),
-            "stretch_s": stretch_s,
-            "roofline": roofline,
-            "is_short_search": self.is_short_search,
-            "known": known,
-            "ends_early": not roofline,
-        }
-        return go_on(
-            self._job_for(messages.CurvesJob, config, deadline_s, **points),
-            partial(self._run, "curves", None),
+        job = self._job_for(
+            messages.CurvesJob,
+            config,
+            deadline_s,
+            variations=tuple(alone),
+            stretch_s=stretch_s,
+            roofline=roofline,
+            is_short_search=self.is_short_search,
+            known=known,
+            ends_early=not roofline,
         )
+        return go_on(job, lambda rest, suffix: self._run(f"curves{suffix}", rest))
 
     def stress(
         self, config: TrainingConfig, *, name: str, deadline_s: float, train_s: float
     ) -> RankReport:
         """Train on the largest samples for `train_s` seconds."""
         return self._run(
-            name, None, self._job_for(messages.StressJob, config, deadline_s, train_s=train_s)
+            name, self._job_for(messages.StressJob, config, deadline_s, train_s=train_s)
         )
 
     def _job_for(
         self, kind: type[_AnyJob], config: TrainingConfig, deadline_s: float, **own: Any
     ) -> _AnyJob:
-        """A job of a kind, with the fields that only this kind has."""
+        """Return a job of a kind, with the fields that only this kind has."""
         process = self._process(deadline_s)
         if self.command is not None:  # its ranks are its own to start
             own |= {"command": self.command, "script": self.script}
@@ -225,23 +217,54 @@ class TrialRunner:
             python_path=os.environ.get("PYTHONPATH"),
         )
 
-    def _run(
-        self, name: str, should_end: ShouldEnd | None, job: messages.Job, suffix: str = ""
-    ) -> RankReport:
-        """A job's report; that of a second run where somebody else has killed or stopped the first one's processes.
+    def _run(self, name: str, job: messages.Job, should_end: ShouldEnd | None = None) -> RankReport:
+        """Return a job's report; of one that was disturbed, or failed at an unknown place, after another run.
 
-        Of curves, another process measures the rest anyway: `go_on`.
+        If somebody else has killed or stopped a job's processes, the second run counts. Of curves,
+        another process measures the rest anyway: `go_on`.
+
+        A device's failure is noticed some time after it happened. The job is then run once more,
+        with launches that wait for their kernels, in what is left of the deadline, if that is no
+        less than the first run took. If it fails the same way, that is the failure; otherwise the
+        first failure stays, with a reason that says so. The second run measures nothing after the
+        window: what fails there is no failure of the trial.
         """
-        report, exit_ = self._run_once(f"{name}{suffix}", should_end, job)
+        report, exit_ = self._run_once(name, job, should_end)
         disturbance = disturbance_of(report, exit_)
         left_s = job.process.deadline_s - exit_.wall_s
-        if disturbance is None or report.curves is not None or left_s < exit_.wall_s:
+        if disturbance is not None and report.curves is None and left_s >= exit_.wall_s:
+            again, _ = self._run_once(f"{name}-anew", job.within(left_s), should_end)
+            report = with_note(again, disturbance)
+
+        failure = report.result.failure
+        took_s = report.result.wall_s
+        left_s = job.process.deadline_s - took_s
+        if (
+            failure is None
+            or not failure.is_asynchronous
+            or not isinstance(job, messages.TrialJob | messages.ProbeJob)
+        ):
             return report
-        again, _ = self._run_once(f"{name}{suffix}-anew", should_end, job.within(left_s))
-        return with_note(again, disturbance)
+        addition = "no time was left to look for the place where the device failed"
+        if left_s >= took_s:
+            placed = job.within(left_s, blocks_launches=True)
+            if isinstance(placed, messages.TrialJob):
+                placed = placed.model_copy(
+                    update={"extras": messages.NO_EXTRAS, "streams_blocks": False}
+                )
+            second = self._run(f"{name}-blocking", placed)
+            took_s += second.result.wall_s
+            found = second.result.failure
+            outcome = second.result.outcome
+            if outcome == "crashed" and found is not None and not found.is_asynchronous:
+                return second.with_result(wall_s=took_s)
+            ended = f"it ended differently: {second.result.reason or outcome}"
+            end = "it did not fail" if outcome == "ok" else ended
+            addition = f"run once more, with launches that wait for their kernels, {end}"
+        return report.with_result(reason=f"{report.result.reason} ({addition})", wall_s=took_s)
 
     def _run_once(
-        self, name: str, should_end: ShouldEnd | None, job: messages.Job
+        self, name: str, job: messages.Job, should_end: ShouldEnd | None
     ) -> tuple[RankReport, Exit]:
         folder = TrialFolder(Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.scratch.absolute())))
         log = self.logs / f"{name}.log"
@@ -291,55 +314,17 @@ class TrialRunner:
 
 
 def _alone(config: TrainingConfig) -> TrainingConfig:
-    """The same settings in a single process on a single device."""
+    """Return the same settings in a single process on a single device."""
     return config.model_copy(update={"strategy": "single", "world_size": 1, "ddp": None})
-
-
-def _find_place(job: _Placed, run: Callable[[_Placed, str], RankReport]) -> RankReport:
-    """A job's report; a failure in it has its true place where that can be found.
-
-    A device's failure is noticed some time after it happened. The job is then run once more, with
-    launches that wait for their kernels, in what is left of the deadline, if that is no less than
-    the first run took. Where it fails the same way, that is the failure; otherwise the first
-    failure stays, with a reason that says so. The second run measures nothing after the window:
-    what fails there is no failure of the trial.
-
-    Args:
-        job: What to run.
-        run: Runs a job; the text is added to the log's name.
-    """
-    first = run(job, "")
-    failure = first.result.failure
-    took_s = first.result.wall_s
-    if failure is None or not failure.is_asynchronous:
-        return first
-    left_s = job.process.deadline_s - took_s
-    if left_s < took_s:
-        return _with_reason(
-            first, "no time was left to look for the place where the device failed", took_s
-        )
-    again = job.within(left_s, blocks_launches=True)
-    if isinstance(again, messages.TrialJob):
-        again = again.model_copy(update={"extras": messages.NO_EXTRAS, "streams_blocks": False})
-    second = run(again, "-blocking")
-    took_s += second.result.wall_s
-    failed = second.result.failure
-    if second.result.outcome == "crashed" and failed is not None and not failed.is_asynchronous:
-        return second.with_result(wall_s=took_s)
-    otherwise = f"it ended otherwise: {second.result.reason or second.result.outcome}"
-    end = "it did not fail" if second.result.outcome == "ok" else otherwise
-    return _with_reason(
-        first, f"run once more, with launches that wait for their kernels, {end}", took_s
-    )
 
 
 def go_on(
     job: messages.CurvesJob, run: Callable[[messages.CurvesJob, str], RankReport]
 ) -> RankReport:
-    """The report of curves; where a process ended before it had measured all, another one measures the rest.
+    """Return the report of curves; if a process ended before it had measured all, another one measures the rest.
 
     The point at which a process ended keeps its reason and is not tried again. A process that has
-    added nothing is the last one. Where the last one was cut, why it ended stands with the curves.
+    added nothing is the last one. If the last one was cut, why it ended stands with the curves.
 
     Args:
         job: What to measure.
@@ -352,8 +337,7 @@ def go_on(
         left_s = job.process.deadline_s - took_s
         if known is None or not known.is_cut or left_s <= 0:
             break
-        rest = job.within(left_s).model_copy(update={"known": known})
-        further = run(rest, f"-{number}")
+        further = run(job.within(left_s).model_copy(update={"known": known}), f"-{number}")
         took_s += further.result.wall_s
         if further.curves in (
             None,
@@ -361,18 +345,9 @@ def go_on(
         ):  # it has measured nothing more, and neither would the next process
             break
         report = further
-    return _with_cause_of_cut(report.with_result(wall_s=took_s))
-
-
-def _with_cause_of_cut(report: RankReport) -> RankReport:
     curves = report.curves
-    reason = report.result.reason
-    if curves is None or not curves.is_cut or not reason:
-        return report
-    others = (note for note in curves.notes if note.code != "curves_cut")
-    notes = (*others, curves_ended(reason))
-    return report.model_copy(update={"curves": curves.model_copy(update={"notes": notes})})
-
-
-def _with_reason(report: RankReport, addition: str, wall_s: float) -> RankReport:
-    return report.with_result(reason=f"{report.result.reason} ({addition})", wall_s=wall_s)
+    if curves is not None and curves.is_cut and report.result.reason:
+        others = (note for note in curves.notes if note.code != "curves_cut")
+        notes = (*others, curves_ended(report.result.reason))
+        curves = curves.model_copy(update={"notes": notes})
+    return report.with_result(wall_s=took_s).model_copy(update={"curves": curves})

@@ -222,13 +222,12 @@ class PreloadResult(FrozenModel):
     """How far a preload came; one with a reason leaves a server that must not be forked into trials."""
 
     preloaded: int = 0
-    """Names, from the first on, after which the process was still fit; 0 if that is not known."""
+    """Names, from the first on, after which the process was still fit."""
     reason: Literal["threads", "device", "processes", "hang", "end"] | None = None
     """What the process has now; or that an import hangs, or has ended the process. None: it is fit.
     processes: children, which the end of a trial would end too."""
     culprit: str | None = None
-    """The top-level package whose import brought that; None if it is not known: check after every
-    import to find it."""
+    """The top-level package whose import brought that; None if it hangs or ends before any."""
     chain: tuple[str, ...] = ()
     """Modules that were being imported meanwhile, the outermost first: to import one of them brings
     it again."""

@@ -20,7 +20,7 @@ from importlib.machinery import (
     SourcelessFileLoader,
 )
 from importlib.util import find_spec
-from itertools import groupby
+from itertools import accumulate, groupby
 from pathlib import Path, PurePath
 from time import monotonic, perf_counter, sleep
 from types import ModuleType
@@ -33,12 +33,9 @@ from autotune.config.plan import INSTALLED
 from autotune.protocol.attach import ATTACH_VARIABLE
 from autotune.protocol.messages import PreloadResult
 
-# Whether a process may still be forked into trials: it has one thread, no device in use, and no
-# child processes.
-#
-# Watches imports and hands out the first module whose execution has changed that. A fork has none
-# of its parent's threads, but the locks that they held. What costs no fork is looked at after each
-# module, the rest when asked for.
+# A process may be forked into trials while it has one thread, no device in use and no child processes:
+# a fork has none of its parent's threads, but the locks that they held. What costs no fork is checked
+# after each module, the rest after each package.
 
 
 Unfit = Literal["threads", "device", "processes"]
@@ -49,7 +46,7 @@ _LOADERS = (ExtensionFileLoader, SourceFileLoader, SourcelessFileLoader)
 _EXECUTE = "exec_module"
 _DEVICE_FILES = re.compile(r"/dev/(nvidia-uvm|kfd|dri/renderD\d+)")
 """Open once CUDA, ROCm or Level Zero is in use, by their drivers' names for them; where it is
-otherwise, the fork of a closer look finds it for the kinds that torch knows."""
+otherwise, the fork after each package finds it for the kinds that torch knows."""
 
 
 @dataclass(slots=True)
@@ -71,18 +68,15 @@ class ForkWatch:
     _children: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._bad = frozenset(
-            self.bad_fork_devices()
-        )  # its fork ends the threads that prepare for it
-        self._threads, self._files, self._children = (
-            max(1, _threads()),
-            _device_files(),
-            _children(),
-        )
+        # first: its fork ends the threads that prepare for it
+        self._bad = frozenset(self.bad_fork_devices())
+        self._threads = max(1, _threads())
+        self._files = _device_files()
+        self._children = _children()
 
     @contextmanager
     def over_imports(self) -> Iterator[None]:
-        """Look after each module's execution."""
+        """Check after each module's execution."""
         with ExitStack() as patched:
             for loader in _LOADERS:
                 own = getattr(loader, _EXECUTE)
@@ -101,30 +95,25 @@ class ForkWatch:
             try:
                 execute(loader, module)
             finally:
-                self._look()
+                if not _device_files() <= self._files:
+                    self._found("device", self._running)
+                if _threads() > self._threads and not self._settles():
+                    self._found("threads", self._running)
                 self._running.pop()
 
         return exec_module
 
-    def _look(self) -> None:
-        """At what costs no fork; only where there are more threads, one."""
-        if self.reason is None and not _device_files() <= self._files:
-            self._found("device", self._running)
-        if self.reason is None and _threads() > self._threads and not self._settles():
-            self._found("threads", self._running)
-
-    def check_each_package(self, package: str | None) -> None:
-        """At all, after a package's import; None: after several."""
-        chain = [] if package is None else [package]
-        if self.reason is None and not self._bad.issuperset(self.bad_fork_devices()):
-            self._found("device", chain)
-        if self.reason is None and not self._settles():
-            self._found("threads", chain)
-        if self.reason is None and not _children() <= self._children:
-            self._found("processes", chain)
+    def after_package(self, package: str) -> None:
+        """Check everything after a package's import."""
+        if not self._bad.issuperset(self.bad_fork_devices()):
+            self._found("device", [package])
+        if not self._settles():
+            self._found("threads", [package])
+        if not _children() <= self._children:
+            self._found("processes", [package])
 
     def _settles(self) -> bool:
-        """Whether all new threads end by themselves, or when the process forks, as OpenBLAS's do."""
+        """Return whether all new threads end by themselves, or when the process forks, as OpenBLAS's do."""
         self.bad_fork_devices()
         until = monotonic() + 0.2  # a thread that has ended is listed for some microseconds more
         while _threads() > self._threads and monotonic() < until:
@@ -132,17 +121,19 @@ class ForkWatch:
         return _threads() <= self._threads
 
     def _found(self, reason: Unfit, chain: Sequence[str]) -> None:
-        self.reason = reason
-        self.chain = list(chain)
-        self.culprit = chain[-1].partition(".")[0] if chain else None
+        if self.reason is None:
+            self.reason = reason
+            self.chain = list(chain)
+            self.culprit = chain[-1].partition(".")[0]
 
 
 def _threads() -> int:
+    """Return how many threads this process has."""
     return len(os.listdir("/proc/self/task"))  # noqa: PTH208 - after each module
 
 
 def _device_files() -> frozenset[str]:
-    """Files of devices that this process has open."""
+    """Return the files of devices that this process has open."""
     found = set[str]()
     for descriptor in os.listdir("/proc/self/fd"):  # noqa: PTH208 - as above
         with suppress(OSError):  # that of the listing itself
@@ -151,19 +142,14 @@ def _device_files() -> frozenset[str]:
 
 
 def _children() -> frozenset[int]:
-    """Processes that this one has started and that run."""
+    """Return the processes that this one has started and that run."""
     return frozenset(
         one.pid for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE
     )
 
 
-# What a script imports from installed packages, imported once in the fork server: its forks have it
+# What a script imports from installed packages is imported once in the fork server: its forks have it
 # from the start.
-#
-# Comes in: at the probe's end, in its process, the modules that were there before the script; in
-# the server, names of modules. Goes out: those names; how far the imports came, and what among them
-# has made the server unfit to be forked: a fork has none of its parent's threads, but the locks
-# that they held, and can't open a device that its parent has opened.
 #
 # Imports do more than to define names. Put back after them: Python's signal handlers, the working
 # directory, sys.path, the states of random and NumPy. Kept, since a script that imports the
@@ -179,7 +165,7 @@ _LEFT_OUT = re.compile(r"autotune|(.+\.)?(tests?|test_.*|conftest|__main__)", fl
 
 
 def installed_modules(before: Collection[str]) -> tuple[str, ...]:
-    """Modules of installed packages that this process has imported since, in the order in which their imports began.
+    """Return modules of installed packages that this process has imported since, in the order of their imports.
 
     Those of the standard library take no time; what has no file of its own, is known by another
     name than its own, or belongs to autotune or to tests is left out.
@@ -195,7 +181,7 @@ def installed_modules(before: Collection[str]) -> tuple[str, ...]:
 
 
 def changed_variables(before: Mapping[str, str]) -> dict[str, str]:
-    """Environment variables that are set otherwise than before; what a script sets, packages may read at import."""
+    """Return environment variables that differ from before; what a script sets, packages may read at import."""
     own = {ATTACH_VARIABLE}  # which a process changes once it trains
     return {
         name: value
@@ -206,10 +192,8 @@ def changed_variables(before: Mapping[str, str]) -> dict[str, str]:
 
 def _is_left_out(name: str) -> bool:
     parts = name.split(".")
-    inside = [".".join(parts[: count + 1]) for count in range(len(parts))]
-    return not all(part.isidentifier() for part in parts) or any(
-        _LEFT_OUT.fullmatch(each) for each in inside
-    )
+    around = accumulate(parts, "{}.{}".format)
+    return not all(map(str.isidentifier, parts)) or any(map(_LEFT_OUT.fullmatch, around))
 
 
 def _is_importable(name: str, module: object) -> bool:
@@ -222,7 +206,7 @@ def _is_importable(name: str, module: object) -> bool:
 
 
 def _is_installed(spec: ModuleSpec) -> bool:
-    """Whether a module comes from a folder of installed packages; editable installs are the user's own code."""
+    """Return whether a module comes from a folder of installed packages; editable installs are the user's own code."""
     places = [spec.origin, *(spec.submodule_search_locations or ())]
     return any(
         not INSTALLED.isdisjoint(PurePath(place).parts)
@@ -236,7 +220,6 @@ def preload(
     environment: Mapping[str, str],
     bad_fork_devices: Callable[[], Collection[str]],
     *,
-    check_each_package: bool = False,
     before_import: Callable[[str], object] = lambda _: None,
 ) -> PreloadResult:
     """Import modules in their order until one makes this process unfit to be forked; what one raises is printed.
@@ -246,8 +229,6 @@ def preload(
             process is passed over.
         environment: Variables for the time of the imports; what these set them to stays.
         bad_fork_devices: Forks to find out which kinds of devices forks of this process can't open.
-        check_each_package: Check for these and for child processes after every package, not just at
-            the end.
         before_import: Called with the name of each package.
     """
     begun = perf_counter()
@@ -264,14 +245,13 @@ def preload(
                 if watch.reason is not None:
                     break
                 done += 1
-            if check_each_package and len(sys.modules) > count:
-                watch.check_each_package(package)
+            if len(sys.modules) > count:
+                watch.after_package(package)
             if watch.reason is not None:
                 done = min(done, before) if watch.chain == [package] else done
                 break
-        watch.check_each_package(None)
     return PreloadResult(
-        preloaded=done if watch.reason is None or watch.chain else 0,
+        preloaded=done,
         reason=watch.reason,
         culprit=watch.culprit,
         chain=tuple(watch.chain),

@@ -87,7 +87,6 @@ def _preload(channel: Channel, request: Mapping[str, Any]) -> None:
         names,
         request["environment"],
         bad_fork_devices_of_children,
-        check_each_package=request["check_each_package"],
         before_import=lambda package: _answer(channel, {"importing": package}),
     )
     signal.alarm(0)
