@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from math import inf
@@ -90,14 +90,14 @@ def start_worker(
 
 
 def exit_code(process: subprocess.Popen[bytes]) -> int | None:
-    """Exit code of a child that has ended (negative: a signal), None where it runs; the child is not reaped."""
+    """Return the exit code of a child that has ended (negative: a signal), None if it runs; it is not reaped."""
     if process.returncode is not None or sys.platform != "linux":
         return process.poll()
     return exit_code_of(process.pid)
 
 
 def exit_code_of(child: int) -> int | None:
-    """The same of a child by its number; on Linux alone."""
+    """Return the same of a child by its number; on Linux alone."""
     ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if ended is None:
         return None
@@ -131,20 +131,31 @@ def kill_all(leaders: Collection[int], token: str, *, spare: int | None = None) 
 
 
 def bytes_above(leaders: Collection[int], ceiling_bytes: int) -> int | None:
-    """Memory of the process trees below `leaders` together where it is above the ceiling, else None.
+    """Return the memory of the process trees below `leaders` together if it is above the ceiling, else None.
 
-    Resident sizes, which are cheap, count shared pages once for each process; only where they pass
-    the ceiling is the proportional share (PSS) asked for, which takes the process's memory lock.
+    Resident sizes, which are cheap, count shared pages once for each process; only if they pass the
+    ceiling is the proportional share (PSS) asked for, which takes the process's memory lock.
     """
-    processes = [process for leader in leaders for process in _tree(leader)]
-    if _summed(processes, lambda process: process.memory_info().rss) <= ceiling_bytes:
+    processes = list[psutil.Process]()
+    for leader in leaders:
+        with suppress(psutil.Error):
+            root = psutil.Process(leader)
+            processes += [root, *root.children(recursive=True)]
+    resident_bytes = total_bytes = 0
+    for process in processes:
+        with suppress(psutil.Error):  # it has ended
+            resident_bytes += process.memory_info().rss
+    if resident_bytes <= ceiling_bytes:
         return None
-    total = _summed(processes, _proportional_bytes)
-    return total if total > ceiling_bytes else None
+    for process in processes:
+        with suppress(psutil.Error):
+            full = process.memory_full_info()
+            total_bytes += int(getattr(full, "pss", full.uss))
+    return total_bytes if total_bytes > ceiling_bytes else None
 
 
 def oom_kills() -> int:
-    """How often the kernel's out-of-memory killer has struck since boot; 0 where the kernel does not count."""
+    """Return how often the kernel's out-of-memory killer has struck since boot; 0 if the kernel does not count."""
     with suppress(OSError, ValueError):
         for line in Path("/proc/vmstat").read_text().splitlines():
             if line.startswith("oom_kill "):
@@ -152,41 +163,17 @@ def oom_kills() -> int:
     return 0
 
 
-def _tree(leader: int) -> list[psutil.Process]:
-    with suppress(psutil.Error):
-        root = psutil.Process(leader)
-        return [root, *root.children(recursive=True)]
-    return []
-
-
-def _summed(processes: Iterable[psutil.Process], bytes_of: Callable[[psutil.Process], int]) -> int:
-    total = 0
-    for process in processes:
-        with suppress(psutil.Error):  # it has ended
-            total += bytes_of(process)
-    return total
-
-
-def _proportional_bytes(process: psutil.Process) -> int:
-    full = process.memory_full_info()
-    return int(getattr(full, "pss", full.uss))
-
-
 def _members(leaders: Collection[int], token: str, spare: int | None) -> list[psutil.Process]:
-    others = (
-        process for process in psutil.process_iter() if process.pid not in {os.getpid(), spare}
-    )
-    return [process for process in others if _is_member(process, leaders, token)]
-
-
-def _is_member(process: psutil.Process, leaders: Collection[int], token: str) -> bool:
-    """Whether a process of a trial runs; zombies wait for their parent, which in a container may never reap them."""
-    with suppress(psutil.Error, OSError):
-        is_ours = (
-            os.getsid(process.pid) in leaders or process.environ().get(TOKEN_VARIABLE) == token
-        )
-        return is_ours and process.status() not in {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}
-    return False
+    """Return a trial's processes that run; zombies wait for their parent, which in a container may never reap them."""
+    found = list[psutil.Process]()
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if process.pid not in {os.getpid(), spare} and (
+                os.getsid(process.pid) in leaders or process.environ().get(TOKEN_VARIABLE) == token
+            ):
+                is_dead = process.status() in {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}
+                found += [] if is_dead else [process]
+    return found
 
 
 def free_shared_memory(pid: int) -> None:
@@ -197,7 +184,7 @@ def free_shared_memory(pid: int) -> None:
 
 
 def segments() -> dict[int, Path]:
-    """This user's files of NCCL that are there now, by their inodes."""
+    """Return this user's files of NCCL that are there now, by their inodes."""
     found = {}
     for path in _SHARED.glob(f"{_NCCL}*"):
         with suppress(OSError):
@@ -215,25 +202,19 @@ def free_segments(before: Collection[int]) -> None:
     groups only, which may have left some.
     """
     new = {inode: path for inode, path in segments().items() if inode not in before}
-    used = _used_names() if new else set()
-    for path in new.values():
-        if path.name not in used:
-            with suppress(OSError):  # its owner has removed it
-                path.unlink()
-
-
-def _used_names() -> set[str]:
-    """Names of such files that living processes have open or mapped."""
-    targets = list[str]()
-    for process in Path("/proc").glob("[0-9]*"):
+    used = list[str]()
+    for process in Path("/proc").glob("[0-9]*") if new else ():
         with suppress(OSError):  # it has ended, or is another user's
-            targets += (process / "maps").read_text(errors="replace").splitlines()
+            used += (process / "maps").read_text(errors="replace").splitlines()
         with suppress(OSError):
             for descriptor in (process / "fd").iterdir():
                 with suppress(OSError):
-                    targets.append(str(descriptor.readlink()))
-    prefix = f"{_SHARED}/{_NCCL}"
-    return {Path(target[target.index(prefix) :]).name for target in targets if prefix in target}
+                    used.append(str(descriptor.readlink()))
+    for path in new.values():
+        # the kernel adds " (deleted)" to the name of a file that is gone
+        if not any(target.endswith(str(path)) for target in used):
+            with suppress(OSError):  # its owner has removed it
+                path.unlink()
 
 
 # A trial's processes from their start to their end: reads what they print and send, keeps deadlines,

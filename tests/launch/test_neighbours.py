@@ -53,7 +53,7 @@ def test_another_search_is_told_once_with_its_process_its_user_and_its_command(
 ) -> None:
     monkeypatch.setattr("autotune.launch.machine._LONGEST", 10_000)
     monkeypatch.setattr(
-        "autotune.launch.machine._MOST_TOLD", 1_000
+        "autotune.launch.machine._MOST_NOTED", 1_000
     )  # others' searches run here, too
     assert stranger.poll() is None or stranger.returncode == 0
     neighbours = Neighbours()

@@ -19,7 +19,8 @@ from autotune.launch import ray_cluster, ray_host
 from autotune.launch.launcher import Exit, Launch
 from autotune.launch.ray_cluster import HostLostError, OneHost, most_of_a_kind
 from autotune.launch.ray_host import Host, HostAnswer, HostTask, trial_environment
-from autotune.launch.ray_launcher import BlockCopy, _collect, merged_exit
+from autotune.launch.ray_launcher import RunningTrial, _collect, merged_exit
+from autotune.policy import POLICY
 from autotune.protocol.disk import TrialFolder
 from autotune.protocol.messages import DescribeJob, GroupPart, ProcessSetup
 from autotune.records.measurement import Block
@@ -178,7 +179,11 @@ def test_a_job_with_a_field_that_is_not_known_here_is_refused_not_run_without_it
         python_path=None,
     )
     task = HostTask(
-        ticket="t", job=DescribeJob(process=process), part=PARTS[0], ram_ceiling_bytes=None
+        ticket="t",
+        job=DescribeJob(process=process),
+        part=PARTS[0],
+        ram_ceiling_bytes=None,
+        ending=POLICY.ending,
     )
     assert HostTask.model_validate_json(task.model_dump_json()) == task
     sent = task.model_dump_json().replace('"seed":0', '"seed":0,"of_a_later_version":1')
@@ -274,26 +279,32 @@ def wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
     return wire
 
 
-def test_one_request_for_blocks_is_under_way_at_a_time(wire: Wire) -> None:
-    blocks = BlockCopy([])
+@pytest.fixture
+def running(tmp_path: Path) -> RunningTrial:
+    """A trial whose blocks are asked for."""
+    return RunningTrial(Launch(folder=TrialFolder(tmp_path), log=tmp_path / "log", deadline_s=1.0))
+
+
+def test_one_request_for_blocks_is_under_way_at_a_time(wire: Wire, running: RunningTrial) -> None:
     wire.sent = [block(1)]
     wire.has_come = False
     for _ in range(3):
-        blocks.fetch(wire.host, "mine")
-    assert (wire.asked, blocks.blocks) == ([("mine", 0)], [])
+        running.fetch_blocks(wire.host)
+    assert (wire.asked, running.launch.blocks) == ([(running.ticket, 0)], [])
     wire.has_come = True
     for number in (2, 3):
-        blocks.fetch(wire.host, "mine")
+        running.fetch_blocks(wire.host)
         wire.sent.append(block(number))
-    blocks.fetch(wire.host, "mine")
-    assert wire.asked[:2] == [("mine", 0), ("mine", 1)]
-    assert blocks.blocks == wire.sent
+    running.fetch_blocks(wire.host)
+    assert wire.asked[1] == (running.ticket, 1)
+    assert running.launch.blocks == wire.sent
 
 
-def test_a_host_that_is_lost_while_it_is_asked_for_blocks_is_a_lost_host(wire: Wire) -> None:
-    blocks = BlockCopy([])
-    blocks.fetch(wire.host, "mine")
+def test_a_host_that_is_lost_while_it_is_asked_for_blocks_is_a_lost_host(
+    wire: Wire, running: RunningTrial
+) -> None:
+    running.fetch_blocks(wire.host)
     wire.is_lost = True
     with pytest.raises(HostLostError) as lost:
-        blocks.fetch(wire.host, "mine")
+        running.fetch_blocks(wire.host)
     assert lost.value.was_running
