@@ -195,25 +195,27 @@ class _Worker:
             ends_at=started + DEADLINE_SHARE * process.deadline_s,
             before={} if self.trials else self.before,
         )
-        if self.parts is None:
-            workload = resolved(read_payload(job.payload))
-            return _do_with_workload(job, workload, device, place, dump, start)
+        shared = self.parts
+        workload = shared.as_workload() if shared else resolved(read_payload(job.payload))
+        if job.config.compile:
+            os.environ.update(compile_cache_variables())
+        if shared is None:
+            return _answer(job, workload, device, place, dump, start)
 
-        # Share the process: what the configuration sets is set back.
+        # What the configuration sets in a shared process is set back.
         is_run = isinstance(
             job, messages.TrialJob | messages.StressJob
         )  # other jobs set TF32 themselves
         tf32 = tf32_products() if is_run and job.config.amp_dtype == "tf32" else nullcontext()
         with torch_threads(job.config.intra_op_threads), tf32:
             try:
-                workload = self.parts.as_workload()
-                report = _do_with_workload(job, workload, device, place, dump, start)
+                report = _answer(job, workload, device, place, dump, start)
             except EndedEarly:
-                self.trials += 1
-                return RankReport(
-                    result=TrialResult(outcome="pruned", reason="its parent has seen enough")
-                )
-        return self._as_one_of_several(report)
+                report = RankReport(result=TrialResult(outcome="pruned"))
+        aside_bytes = 0 if device.has_own_memory else shared.kept_bytes
+        report = _without_weights(report, aside_bytes, self.trials)
+        self.trials += report.result.measurement is not None or report.result.outcome == "pruned"
+        return report
 
     def _opened(self, job: messages.WorkloadJob, place: Place, started: float) -> Device:
         refuse_bad_fork(job.process.device)
@@ -266,52 +268,14 @@ class _Worker:
         faulthandler.cancel_dump_traceback_later()
         with suppress(RuntimeError):
             self.device.synchronize()
-            self._give_back(self.device)
+            if self.parts is not None and self.parts.model is not None:
+                self.parts.model.zero_grad(set_to_none=True)
+            gc.collect()
+            self.device.give_back()
+            with suppress(AttributeError, OSError):  # another C library than glibc
+                ctypes.CDLL(None).malloc_trim(0)
             return True
         return False
-
-    def _as_one_of_several(self, report: RankReport) -> RankReport:
-        """Return the report with the number of trials before it, and without the memory of weights kept aside."""
-        assert self.device is not None and self.parts is not None  # noqa: S101, PT018 - a job was done
-        aside_bytes = 0 if self.device.has_own_memory else self.parts.kept_bytes
-
-        def own(memory: MemorySample) -> MemorySample:
-            peak_bytes = max(0, memory.peak_bytes - aside_bytes)
-            return memory.model_copy(update={"peak_bytes": peak_bytes})
-
-        measurement = report.result.measurement
-        if report.stress is not None:
-            stress = report.stress.model_copy(update={"memory": own(report.stress.memory)})
-            return report.model_copy(update={"stress": stress})
-        if report.curves is not None:
-            points = [
-                point
-                if point.peak_memory_bytes is None
-                else point.model_copy(
-                    update={"peak_memory_bytes": max(0, point.peak_memory_bytes - aside_bytes)}
-                )
-                for point in report.curves.device
-            ]
-            curves = report.curves.model_copy(update={"device": tuple(points)})
-            return report.model_copy(update={"curves": curves})
-        if measurement is None:
-            return report
-        memory = own(measurement.memory)
-        own_figures = {
-            "earlier_trials": self.trials,
-            "memory": memory,
-            "peak_memory_bytes": memory.peak_bytes,
-        }
-        self.trials += 1
-        return report.with_result(measurement=measurement.model_copy(update=own_figures))
-
-    def _give_back(self, device: Device) -> None:
-        if self.parts is not None and self.parts.model is not None:
-            self.parts.model.zero_grad(set_to_none=True)
-        gc.collect()
-        device.give_back()
-        with suppress(AttributeError, OSError):  # another C library than glibc
-            ctypes.CDLL(None).malloc_trim(0)
 
 
 @dataclass(slots=True)
@@ -355,19 +319,15 @@ class _Parts:
             with self._timed():
                 self.model = made_model(workload).to(self.device.torch_device)
             self._random_after["model"] = random_state()
-        if not self._initial:
-            self._keep_weights(self.model)
-        else:
+        is_lazy_model = any(map(is_lazy, self.model.parameters()))  # it makes weights later
+        if not self._initial and self.build_s >= self.kept_from_s and not is_lazy_model:
+            self._initial = kept_weights(self.model)
+            self._strides = {name: tensor.stride() for name, tensor in self._initial.items()}
+        elif self._initial:
             _lay_out(self.model, self._strides)
             put_back(self.model, self._initial)
         put_random_state(self._random_after["model"])
         return self.model
-
-    def _keep_weights(self, model: nn.Module) -> None:
-        """Keep them aside, unless no job follows; those of a lazy module once it has made them."""
-        if self.build_s >= self.kept_from_s and not any(map(is_lazy, model.parameters())):
-            self._initial = kept_weights(model)
-            self._strides = {name: tensor.stride() for name, tensor in self._initial.items()}
 
     def _data_of(self, workload: Workload) -> Any:
         if not self._dataset:
@@ -394,7 +354,7 @@ def _lay_out(model: nn.Module, strides: Mapping[str, tuple[int, ...]]) -> None:
             )
 
 
-def _do_with_workload(
+def _answer(
     job: messages.WorkloadJob,
     workload: Workload,
     device: Device,
@@ -403,8 +363,6 @@ def _do_with_workload(
     start: Start,
 ) -> RankReport:
     scratch = place.folder.path
-    if job.config.compile:
-        os.environ.update(compile_cache_variables())
     match job:
         case messages.TrialJob():
             return run_trial(job, workload, device, place, dump, start)
@@ -422,7 +380,10 @@ def _do_with_workload(
             )
         case messages.CurvesJob():
             bench = WorkloadBench(workload, job, device, scratch)
-            keep = partial(_keep_curves, place)
+
+            def keep(known: Curves) -> None:
+                place.keep(_done(curves=known))
+
             return _done(curves=trace_curves(bench, job, device, start.ends_at, keep=keep))
         case messages.StressJob():
             return _done(stress=train_on_largest(workload, job, device, scratch, start.ends_at))
@@ -430,12 +391,33 @@ def _do_with_workload(
             assert_never(job)
 
 
-def _keep_curves(place: Place, known: Curves) -> None:
-    place.keep(_done(curves=known))
+def _without_weights(report: RankReport, aside_bytes: int, trials: int) -> RankReport:
+    """Return a shared process's report without the memory of weights kept aside, and with its earlier trials."""
+
+    def own(memory: MemorySample) -> MemorySample:
+        return memory.model_copy(update={"peak_bytes": max(0, memory.peak_bytes - aside_bytes)})
+
+    measurement = report.result.measurement
+    stress = report.stress
+    curves = report.curves
+    if measurement is not None:
+        memory = own(measurement.memory)
+        changes = {"memory": memory, "peak_memory_bytes": memory.peak_bytes}
+        measurement = measurement.model_copy(update={"earlier_trials": trials, **changes})
+        report = report.with_result(measurement=measurement)
+    if stress is not None:
+        stress = stress.model_copy(update={"memory": own(stress.memory)})
+    if curves is not None:
+        points = []
+        for point in curves.device:
+            peak_bytes = point.peak_memory_bytes and max(0, point.peak_memory_bytes - aside_bytes)
+            points.append(point.model_copy(update={"peak_memory_bytes": peak_bytes}))
+        curves = curves.model_copy(update={"device": tuple(points)})
+    return report.model_copy(update={"stress": stress, "curves": curves})
 
 
 def _ranks_of(job: messages.Job) -> int:
-    """Processes that do the job together."""
+    """Return how many processes do the job together."""
     return job.config.process_count if isinstance(job, messages.TrialJob) else 1
 
 
@@ -500,7 +482,7 @@ _DEVICES = ("cuda", "xpu", "mtia", "mps")
 
 
 def _bad_fork_devices() -> tuple[str, ...]:
-    """Kinds of devices that this process can't open for having been forked."""
+    """Return the kinds of devices that this process can't open for having been forked."""
     found = []
     registered = torch._C._get_privateuse1_backend_name()  # noqa: SLF001 - no public name
     for name in (*_DEVICES, registered):
@@ -511,7 +493,7 @@ def _bad_fork_devices() -> tuple[str, ...]:
 
 
 def bad_fork_devices_of_children() -> tuple[str, ...]:
-    """Kinds of devices that a process forked from this one could not open. Forks one to find out."""
+    """Return the kinds of devices that a process forked from this one could not open. Forks one to find out."""
     reading, writing = os.pipe()
     pid = (
         os.fork()
