@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from autotune.models.group import merged_measurement
 from autotune.messages.trials import extra_failed, on_ranks, window_stopped
+from autotune.models.group import merged_measurement
 from autotune.records.ceilings import Ceiling
 from autotune.records.measurement import (
     Block,
