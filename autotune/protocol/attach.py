@@ -33,7 +33,7 @@ _SITE = Path(__file__).resolve().parents[1] / "worker" / "script" / "site"
 
 
 def attached_environment(told: Mapping[str, Any]) -> dict[str, str]:
-    """The variables under which Python processes attach; this interpreter's own programs come first on PATH."""
+    """Return the variables under which Python processes attach; this interpreter's programs come first on PATH."""
     own = str(Path(sys.executable).parent)
     paths = os.environ.get("PATH", os.defpath)
     searched = [str(_SITE), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -46,7 +46,7 @@ def attached_environment(told: Mapping[str, Any]) -> dict[str, str]:
 
 @contextmanager
 def workers_unwatched() -> Iterator[None]:
-    """Processes that start meanwhile are a loader's workers: they protect files, and watch nothing."""
+    """Have processes that start within this context, a loader's workers, protect files and watch nothing."""
     told = os.environ.get(ATTACH_VARIABLE)
     unwatch_children()
     try:
@@ -65,7 +65,7 @@ def unwatch_children() -> None:
 
 
 def is_own_python(program: str) -> bool:
-    """Whether a program that starts Python is this interpreter: a bare `python`, or one beside it."""
+    """Return whether a program that starts Python is this interpreter: a bare `python`, or one next to it."""
     if os.sep not in program:
         return True
     ours, theirs = (Path(path).absolute().parent.resolve() for path in (sys.executable, program))
@@ -75,12 +75,12 @@ def is_own_python(program: str) -> bool:
 
 
 def words_to_start(command: Sequence[str], config: TrainingConfig) -> tuple[str, ...]:
-    """What is started: a command with its placeholders filled, and this interpreter where it names a bare `python`."""
+    """Return what is started: a command with its placeholders filled, and this interpreter for a bare `python`."""
     return with_own_python(filled(command, config))
 
 
 def with_own_python(words: Sequence[str]) -> tuple[str, ...]:
-    """A command whose program is found where this interpreter's own are, a bare `python` among them."""
+    """Return a command whose program is found where this interpreter's own are, a bare `python` among them."""
     beside = Path(sys.executable).parent / words[0]
     is_bare = os.sep not in words[0]
     if is_bare and is_python(words[0]):
@@ -91,7 +91,7 @@ def with_own_python(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def changed_settings(config: TrainingConfig, script: ScriptFacts) -> frozenset[str]:
-    """Settings that a script must be given, since it does otherwise by itself; "ddp" for any of DDP's."""
+    """Return settings that a script must be given, since it has others by itself; "ddp" for any of DDP's."""
     own = script.observed.model_dump()
     wanted = config.model_dump()
     names = {
@@ -103,7 +103,7 @@ def changed_settings(config: TrainingConfig, script: ScriptFacts) -> frozenset[s
 
 
 def framework_environment(config: TrainingConfig, script: ScriptFacts | None) -> dict[str, str]:
-    """Variables by which frameworks take a precision themselves; a script's own arguments may win over them."""
+    """Return variables by which frameworks take a precision; a script's own arguments may win over them."""
     if script is None or "amp_dtype" not in changed_settings(config, script):
         return {}
     if script.framework in {"accelerate", "transformers"} and config.amp_dtype in ACCELERATE_NAMES:
@@ -165,7 +165,7 @@ _IN_SCRATCH: Mapping[str, str] = {
 def quiet_environment(
     scratch: Path, environment: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Variables that keep experiment trackers and hubs from logging or uploading anything.
+    """Return variables that keep experiment trackers and hubs from logging or uploading anything.
 
     Args:
         scratch: where those write that can't be switched off.
@@ -178,7 +178,7 @@ def quiet_environment(
 
 
 def muted_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Those of them that no folder belongs to: what packages read when they are imported before any trial."""
+    """Return those that no folder belongs to: what packages read when they are imported before any trial."""
     return {
         name: value
         for name, (value, also) in _MUTED.items()

@@ -214,7 +214,7 @@ class RankReport(FrozenModel):
     collective timed out."""
 
     def with_result(self, **changes: object) -> RankReport:
-        """The report with these fields of its result changed."""
+        """Return the report with these fields of its result changed."""
         return self.model_copy(update={"result": self.result.model_copy(update=changes)})
 
 

@@ -68,7 +68,7 @@ class Place:
 
     @property
     def report(self) -> Path:
-        """The file of this rank's report."""
+        """Return the file of this rank's report."""
         return self.folder.report_of(self.rank)
 
     def write(self, report: RankReport) -> None:

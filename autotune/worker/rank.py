@@ -422,7 +422,7 @@ def _ranks_of(job: messages.Job) -> int:
 
 
 def _set_threads(job: messages.WorkloadJob, local_rank: int, device: Device) -> None:
-    """Cores and threads as configured; without a setting, ranks share the cores of their host, or their own.
+    """Set cores and threads as configured; without a setting, ranks share the cores of their host, or their own.
 
     A probe describes the machine as it is: it stays unbound. So does a rank where a binding has no
     effect, as is noted.

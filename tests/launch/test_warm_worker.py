@@ -355,13 +355,6 @@ def interrupted_once(is_time: Callable[[], bool]) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_a_workload_that_can_not_be_built_is_told_as_without_it(warm: LocalLauncher) -> None:
-    result = run(runner_of(warm, Ref(target=f"{USER_SERIES}:nothing_of_the_kind")))
-    assert result.outcome == "invalid"
-    assert "nothing_of_the_kind" in result.reason
-
-
-@pytest.mark.slow
 def test_the_first_job_tells_what_building_took_and_a_probe_counts_as_no_trial(
     warm: LocalLauncher,
 ) -> None:

@@ -9,6 +9,7 @@ import os
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -388,6 +389,19 @@ def taking_its_folder_away() -> nn.Module:
         _raise()
 
     return Faulty(act)
+
+
+def flooding_the_channel() -> nn.Module:
+    """Sends the parent junk and half a message, and leaves the connection open in a daemon."""
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(f"{(trial_folder() / 'sockets').readlink()}/channel")
+    connection.setblocking(False)
+    with suppress(BlockingIOError):
+        for _ in range(100_000):
+            connection.sendall(b'[]\n{"done": 1}\n{"block": {"samples": -1}}\n\xff\n')
+        connection.sendall(b'{"measured')
+    subprocess.Popen(["sleep", "600"], pass_fds=[connection.fileno()])
+    return linear()
 
 
 def killing_its_reader() -> Items:
