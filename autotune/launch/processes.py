@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -12,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from math import inf
+from multiprocessing.connection import wait
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from time import sleep
@@ -400,7 +400,7 @@ class Ranks:
         if self._listener is not None and len(self._channels) < _MOST_CONNECTIONS:
             sources.append(self._listener)
         # without a descriptor for the ends of processes, ask for them
-        select.select(sources, [], [], within_s if self._started.wakes else min(within_s, 0.01))
+        wait(sources, within_s if self._started.wakes else min(within_s, 0.01))
 
     def _take_messages(self, launch: Launch) -> bool:
         """Read what the processes have sent; return whether a script says that it was measured."""

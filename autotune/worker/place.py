@@ -90,10 +90,11 @@ class Place:
 
     def receive(self, within_s: float | None) -> Mapping[str, Any]:
         """Return what the parent has sent; nothing if that does not come in time, or it is gone."""
-        with suppress(EOFError):
-            if self.channel is not None:
-                return self.channel.receive(within_s) or {}
-        return {}
+        try:
+            return (self.channel and self.channel.receive(within_s)) or {}
+        except EOFError:
+            self.channel = None
+            return {}
 
     def keep(self, report: RankReport) -> None:
         """Write what is known so far."""

@@ -128,7 +128,9 @@ def run_rank(
 
         # Wait for the next job.
         place.send({"done": True})
-        following = place.receive(None).get("folder")
+        following = None
+        while following is None and place.channel is not None:  # that enough was seen may come late
+            following = place.receive(None).get("folder")
         if following is None:  # the parent is gone
             break
         started = perf_counter()
