@@ -312,5 +312,4 @@ def _time_out(
 
 def _named(rank: int, report: RankReport) -> RankReport:
     """Return the report with the rank's number in its reason."""
-    named = report.with_result(reason=f"rank {rank}: {report.result.reason}")
-    return named.model_copy(update={"rank": rank})
+    return report.with_result(reason=f"rank {rank}: {report.result.reason}")

@@ -187,7 +187,6 @@ class RankReport(FrozenModel):
     """A result, and the figures of the one kind of job that was run."""
 
     version: Literal[1] = 1
-    rank: int = 0
     result: TrialResult
     environment: Environment | None = None
     """Of a description or a probe."""
@@ -231,6 +230,3 @@ class PreloadResult(FrozenModel):
     chain: tuple[str, ...] = ()
     """Modules that were being imported meanwhile, the outermost first: to import one of them brings
     it again."""
-    raised: tuple[str, ...] = ()
-    """Names whose import has raised."""
-    seconds: float = 0.0

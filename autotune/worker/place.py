@@ -73,7 +73,7 @@ class Place:
 
     def write(self, report: RankReport) -> None:
         """Write what this rank reports, in place of what it has reported before."""
-        write_model(self.report, report.model_copy(update={"rank": self.rank}))
+        write_model(self.report, report)
 
     def connect(self) -> None:
         """Connect to the parent, if it can be reached, so that no later message takes time for it."""

@@ -22,7 +22,7 @@ from importlib.machinery import (
 from importlib.util import find_spec
 from itertools import accumulate, groupby
 from pathlib import Path, PurePath
-from time import monotonic, perf_counter, sleep
+from time import monotonic, sleep
 from types import ModuleType
 from typing import Literal
 
@@ -231,17 +231,15 @@ def preload(
         bad_fork_devices: Forks to find out which kinds of devices forks of this process can't open.
         before_import: Called with the name of each package.
     """
-    begun = perf_counter()
     watch = ForkWatch(bad_fork_devices)
     done = 0
-    raised = list[str]()
     with _put_back(), _set(environment), watch.over_imports():
         for package, group in groupby(names, key=_package_of):
             before_import(package)
             before = done
             count = len(sys.modules)
             for name in group:
-                raised += _import(name)
+                _import(name)
                 if watch.reason is not None:
                     break
                 done += 1
@@ -255,8 +253,6 @@ def preload(
         reason=watch.reason,
         culprit=watch.culprit,
         chain=tuple(watch.chain),
-        raised=tuple(raised),
-        seconds=perf_counter() - begun,
     )
 
 
@@ -264,20 +260,16 @@ def _package_of(name: str) -> str:
     return name.partition(".")[0]
 
 
-def _import(name: str) -> list[str]:
-    """Import a module; its name again where that has raised."""
+def _import(name: str) -> None:
+    """Import a module, unless a trial would find another one under this name; print what that raises."""
     if name in sys.modules:
-        return []
+        return
     try:
         spec = find_spec(_package_of(name))
-        if spec is not None and _is_installed(
-            spec
-        ):  # else a trial would find another module under this name
+        if spec is not None and _is_installed(spec):
             import_module(name)
     except BaseException:  # noqa: BLE001 - it may even exit; a trial that imports it sees the same
         traceback.print_exc()
-        return [name]
-    return []
 
 
 @contextmanager

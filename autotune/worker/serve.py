@@ -91,7 +91,7 @@ def _preload(channel: Channel, request: Mapping[str, Any]) -> None:
     )
     signal.alarm(0)
     found = f"it has {result.reason} now" if result.reason else "it can be forked"
-    preloaded = f"imported {result.preloaded} of {len(names)} modules in {result.seconds:.1f} s"
+    preloaded = f"imported {result.preloaded} of {len(names)} modules"
     print(f"{preloaded}: {found}", flush=True)  # noqa: T201 - the server's log
     _share_with_forks()
     _answer(channel, result.model_dump())
