@@ -25,7 +25,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from autotune.launch.local import ForkServerLauncher
+from autotune.launch.local import LocalLauncher
 from autotune.policy import WindowRules
 from autotune.protocol.messages import NO_EXTRAS
 from benchmarks.cases.cpu import Case
@@ -106,9 +106,7 @@ def _compare_memory(pairs: int) -> dict[str, Any]:
 @contextmanager
 def _trials(case: Case, variables: Mapping[str, str]) -> Iterator[RunTrial]:
     with TemporaryDirectory(prefix="autotune-benchmark-") as folder:
-        launcher = ForkServerLauncher(
-            Path(folder) / "log", {**os.environ, **variables}, device="cpu"
-        )
+        launcher = LocalLauncher(Path(folder) / "log", {**os.environ, **variables}, device="cpu")
         with (
             closing(launcher),
             open_trials(

@@ -35,7 +35,7 @@ from autotune import SearchResult
 from autotune.api import search as api
 from autotune.files.plan_file import read_plan
 from autotune.launch.launcher import Exit, Launch, Launcher
-from autotune.launch.local import ForkServerLauncher, FreshInterpreterLauncher
+from autotune.launch.local import LocalLauncher
 from autotune.testing import FakeLauncher
 from benchmarks import ROOT
 from benchmarks.cases.cpu import nothing_to_do
@@ -146,8 +146,8 @@ def _start_figures(result: SearchResult, launches: list[LaunchTimes]) -> dict[st
 
 def _measure_starts(trials: int) -> dict[str, Any]:
     launchers: dict[str, Callable[[Path], Launcher]] = {
-        "fork server": lambda folder: ForkServerLauncher(folder / "server.log"),
-        "fresh interpreter": lambda _: FreshInterpreterLauncher(),
+        "fork server": lambda folder: LocalLauncher(folder / "server.log"),
+        "fresh interpreter": lambda _: LocalLauncher(None),
     }
     figures = {}
     for name, make_launcher in launchers.items():

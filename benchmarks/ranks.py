@@ -26,7 +26,7 @@ from typing import Any, get_args
 
 from autotune import Measurement
 from autotune.launch.launcher import Launcher
-from autotune.launch.local import ForkServerLauncher, FreshInterpreterLauncher
+from autotune.launch.local import LocalLauncher
 from autotune.policy import WindowRules
 from autotune.protocol.messages import NO_EXTRAS, Extras
 from autotune.records.trial import TrialResult
@@ -102,8 +102,8 @@ def _parse() -> argparse.Namespace:
 
 def _measure_starts(recording: Recording, scale: _Scale) -> None:
     launchers: dict[str, Callable[[Path], Launcher]] = {
-        "fork server": lambda folder: ForkServerLauncher(folder / "server.log"),
-        "fresh interpreter": lambda _: FreshInterpreterLauncher(),
+        "fork server": lambda folder: LocalLauncher(folder / "server.log"),
+        "fresh interpreter": lambda _: LocalLauncher(None),
     }
     found = _part_of("launchers")
     for name, make_launcher in launchers.items():
@@ -187,7 +187,7 @@ def _say_pair(what: str, pair: Mapping[str, Any]) -> None:
 
 def _measure_deaths(recording: Recording, scale: _Scale) -> None:
     found = _part_of("kinds")
-    with _noting(lambda folder: ForkServerLauncher(folder / "server.log")) as (launcher, notes):
+    with _noting(lambda folder: LocalLauncher(folder / "server.log")) as (launcher, notes):
         for how, rank in product(get_args(Death), range(_RANKS)):
             say(f"death: rank {rank} {how}")
             found["kinds"][f"rank {rank} {how}"] = _deaths(

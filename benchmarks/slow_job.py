@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from autotune import TrainingConfig
-from autotune.launch.local import ForkServerLauncher, WarmWorkerLauncher
+from autotune.launch.local import LocalLauncher
 from benchmarks.cases.cpu import Case
 from benchmarks.measures.recording import (
     describe_machine,
@@ -113,9 +113,8 @@ def run_real(build_s: float, *, shares: bool, timeout_s: float | None = None) ->
     """A search of the real job."""
     with TemporaryDirectory(prefix="autotune-benchmark-") as path:
         folder, builds = Path(path), Path(path) / "builds"
-        server = ForkServerLauncher(folder / "server.log", device="cpu")
-        least_s = 0.0 if shares else inf
-        with closing(WarmWorkerLauncher(server, folder, folder, least_build_s=least_s)) as launcher:
+        server_log, from_s = folder / "server.log", 0.0 if shares else inf
+        with closing(LocalLauncher(server_log, device="cpu", shared_from_s=from_s)) as launcher:
             timed, begun = TimedLauncher(launcher), time.monotonic()
             result = search(
                 slow_job(builds, build_s), launcher=timed, device="cpu", timeout_s=timeout_s

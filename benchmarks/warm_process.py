@@ -25,7 +25,7 @@ from time import perf_counter
 from typing import Any
 
 from autotune import TrainingConfig
-from autotune.launch.local import WarmWorkerLauncher
+from autotune.launch.local import LocalLauncher
 from autotune.launch.runner import TrialRunner
 from autotune.policy import WindowRules
 from autotune.space.space import ResolvedSpace
@@ -103,9 +103,9 @@ def compare(
             point for point in spread_order(grid)[: 2 * count] if _can_run(runner, point, window)
         ][:count]
         configs = [point.model_dump(mode="json", exclude_defaults=True) for point in points]
+        warm = LocalLauncher(beside.logs / "warm.log", device=device, shared_from_s=0.0)
         while goes_on(number := len(found)):
             order = random.Random(number).sample(range(len(points)), len(points))
-            warm = WarmWorkerLauncher(beside.launcher, beside.scratch, beside.logs)
             both = _round(
                 points, order, window, {"fresh": runner, "warm": replace(beside, launcher=warm)}
             )
@@ -114,6 +114,7 @@ def compare(
             if number > 0:
                 keep({"points": configs, "rounds": found, "told": told_of(found, len(points))})
             say(f"round {number + 1}, fresh {both['fresh_s']:.0f} s, warm {both['warm_s']:.0f} s")
+        warm.close()
 
 
 def _runner_of(

@@ -24,7 +24,7 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 from optuna.storages import RDBStorage
 
-from autotune.launch.local import ForkServerLauncher
+from autotune.launch.local import LocalLauncher
 from autotune.report import html as page
 from autotune.tuning import study
 from tests import golden
@@ -97,9 +97,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(scope="session")
-def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServerLauncher]:
+def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalLauncher]:
     """Start one server for all tests: it takes seconds."""
-    launcher = ForkServerLauncher(tmp_path_factory.mktemp("server") / "server.log")
+    launcher = LocalLauncher(tmp_path_factory.mktemp("server") / "server.log")
     yield launcher
     launcher.close()
     assert not marked(launcher._token)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autotune.launch.launcher import Exit, Launch
-from autotune.launch.local import ForkServerLauncher
+from autotune.launch.local import LocalLauncher
 from autotune.policy import WindowRules
 from autotune.protocol.disk import write_model
 from autotune.protocol.messages import NO_EXTRAS, TrialJob, read_job
@@ -19,7 +19,7 @@ _SHORT = WindowRules(max_s=0.3, precision=10.0, block_s=0.01)
 class Hurried:
     """Has each trial end its window as soon as it may, and measure nothing behind it, whatever was asked for."""
 
-    launcher: ForkServerLauncher
+    launcher: LocalLauncher
     window: WindowRules = _SHORT
 
     def launch(self, launch: Launch) -> Exit:

@@ -22,7 +22,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from autotune.launch.local import ForkServerLauncher
+from autotune.launch.local import LocalLauncher
 
 _STARTS = {"subprocess.Popen", "os.fork", "os.forkpty"}
 _MOST = 40
@@ -36,18 +36,18 @@ Rows = list[dict[str, Any]]
 
 def pytest_configure() -> None:
     """Count the processes that this process starts, and the trials that it has a fork server start."""
-    launch = ForkServerLauncher.launch
+    launch = LocalLauncher.launch
 
     def count(event: str, _: object) -> None:
         global _started  # noqa: PLW0603 - an audit hook knows no test
         _started += event in _STARTS
 
-    def counted(self: ForkServerLauncher, *arguments: Any) -> Any:
+    def counted(self: LocalLauncher, *arguments: Any) -> Any:
         count("os.fork", None)
         return launch(self, *arguments)
 
     sys.addaudithook(count)
-    ForkServerLauncher.launch = counted  # type: ignore[method-assign, assignment] # while seconds are counted
+    LocalLauncher.launch = counted  # type: ignore[method-assign, assignment] # while seconds are counted
 
 
 @pytest.hookimpl(wrapper=True)

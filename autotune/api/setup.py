@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Timer, current_thread, main_thread
@@ -17,7 +18,7 @@ from autotune.config.plan import Plan
 from autotune.errors import ConfigError
 from autotune.files.run_folder import RunFolder, open_run_folder
 from autotune.launch.launcher import Launcher
-from autotune.launch.local import ForkServerLauncher, FreshInterpreterLauncher, WarmWorkerLauncher
+from autotune.launch.local import LocalLauncher
 from autotune.launch.machine import kept_initialised
 from autotune.launch.runner import TrialRunner
 from autotune.note import Note
@@ -136,18 +137,10 @@ def opened_launcher(given: Launcher | None, folder: RunFolder, plan: Plan) -> It
 
 def _launcher_of(plan: Plan, folder: RunFolder) -> Launcher:
     if plan.executor.kind == "local":
-        is_linux = sys.platform == "linux"
-        server_log = folder.logs / "server.log"
-        each = (
-            ForkServerLauncher(server_log, device=plan.device)
-            if is_linux
-            else FreshInterpreterLauncher()
-        )
-        if plan.workload.command is not None:
-            return each
-        return WarmWorkerLauncher(
-            each, folder.scratch, folder.logs, least_build_s=plan.policy.time.shared_from_s
-        )
+        server_log = folder.logs / "server.log" if sys.platform == "linux" else None
+        is_script = plan.workload.command is not None
+        shared_from_s = inf if is_script else plan.policy.time.shared_from_s
+        return LocalLauncher(server_log, device=plan.device, shared_from_s=shared_from_s)
     try:
         from autotune.launch.ray_launcher import RayLauncher
 

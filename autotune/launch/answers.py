@@ -6,260 +6,25 @@ import re
 import signal
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from itertools import starmap
-from math import inf
 from pathlib import Path, PurePath
-from typing import Any, cast
 
 from pydantic import ValidationError
 
-from autotune.config.environment import DeviceKind
+from autotune.launch.hang_report import BlockedIn, Frame, blocked_in, read_stack, users_part
 from autotune.launch.launcher import Exit, Launch
-from autotune.launch.processes import Frame, Whereabouts, read_stack, users_part, whereabouts
-from autotune.messages.trials import on_ranks, rerun_after_signal
-from autotune.models.evidence import assumed_variation, with_run_variation
-from autotune.models.statistics import LEAST_VIOLATION, window_rate
+from autotune.messages.trials import rerun_after_signal
+from autotune.models.group import merged_measurement
+from autotune.models.statistics import LEAST_VIOLATION
 from autotune.note import Note
 from autotune.protocol.disk import read_model
 from autotune.protocol.messages import REPORT_UNWRITTEN, RankReport
-from autotune.records.ceilings import Ceiling
 from autotune.records.measurement import (
-    Block,
-    Ceilings,
-    DeviceConditions,
-    HostLoad,
-    Measurement,
     MemoryLimits,
-    MemorySample,
-    Window,
 )
 from autotune.records.trial import OUT_OF_MEMORY, Failure, TrialResult
 
-# The measurement of a group, made of those of its ranks. Pure.
-#
-# Each rank measures the same blocks of the same number of batches. The group's rate is that of all
-# samples over the time of the slowest rank; waits, busy fraction and memory are those of the worst
-# rank.
-
-
-_OF_THE_LONGEST_WAIT = ("data_wait_fraction", "breakdown", "loader_costs")
-_OF_THE_LEAST_BUSY = ("busy_fraction", "busy_source", "busy_readings", "fullness")
-_OF_THE_LARGEST = ("after_s", "startup_s", "build_s", "skipped_steps")
-"""Fields of a group's Measurement that are those of one rank."""
-
-
-def merged_measurement(parts: Sequence[Measurement]) -> Measurement:
-    """One measurement of what all ranks have measured together; that of a single rank as it is.
-
-    Args:
-        parts: in the order of the ranks; each holds its own figures as its only `ranks` entry, and
-            windows of equally many blocks.
-
-    Raises:
-        ValueError: there is none, or the windows differ in their blocks.
-    """
-    if not parts:
-        raise ValueError("a group must have at least one rank, but got none")
-    if len(parts) == 1:
-        return parts[0]
-    ranks = tuple(rank for part in parts for rank in part.ranks)
-    kind = cast("DeviceKind", ranks[0].device.partition(":")[0]) if ranks else "cpu"
-    window = _merged_window([part.window for part in parts])
-    rate = with_run_variation(
-        window_rate(window), assumed_variation(kind).of([window.is_held_by_device])
-    )
-    ceilings = _merged_ceilings(parts)
-    memory = _merged_memory(parts, is_ram=kind == "cpu")
-    waiting = max(parts, key=lambda part: part.data_wait_fraction or 0.0)
-    hosts = [part.host_ceiling for part in parts if part.host_ceiling is not None]
-    idle = min(parts, key=lambda part: 1.0 if part.busy_fraction is None else part.busy_fraction)
-    return parts[0].model_copy(
-        update={
-            **{name: getattr(waiting, name) for name in _OF_THE_LONGEST_WAIT},
-            **{name: getattr(idle, name) for name in _OF_THE_LEAST_BUSY},
-            **{name: max(getattr(part, name) for part in parts) for name in _OF_THE_LARGEST},
-            "samples_per_s": rate.value,
-            "samples_per_s_ci": (rate.low, rate.high),
-            "conditions": merged_conditions([part.conditions for part in parts]),
-            "host_load": _merged_load(parts),
-            "memory": memory,
-            "peak_memory_bytes": memory.peak_bytes,
-            "ceilings": ceilings,
-            "loader_ceiling": ceilings and ceilings.loader and ceilings.loader.samples_per_s,
-            "device_ceiling": ceilings and ceilings.device and ceilings.device.samples_per_s,
-            "copy_ceiling": ceilings and ceilings.copy and ceilings.copy.samples_per_s,
-            "host_ceiling": min(hosts) * len(hosts) if len(hosts) == len(parts) else None,
-            "ranks": ranks,
-            "notes": _merged_notes(parts),
-            "window": window,
-        }
-    )
-
-
-def merged_conditions(parts: Sequence[DeviceConditions | None]) -> DeviceConditions | None:
-    """The conditions of several devices as one: power and energy summed, otherwise the worst of them.
-
-    Clocks and temperatures are those of one device at both edges: of the one with the lowest clock,
-    or the highest temperature, at either. Where a device reports no power, there is no sum.
-    """
-    known = list(filter(None, parts))
-    if not known or len(parts) == 1:
-        return known[0] if known else None
-
-    def given(name: str) -> list[Any]:
-        return [value for conditions in known if (value := getattr(conditions, name)) is not None]
-
-    merged: dict[str, Any] = {
-        name: min(given(name), default=None) for name in ("max_sm_clock_mhz", "persistence_mode")
-    }
-    merged |= {
-        name: min(given(name), key=min, default=None)
-        for name in ("sm_clock_mhz", "memory_clock_mhz")
-    }
-    merged |= {
-        name: max(given(name), default=None)
-        for name in ("others_memory_bytes", "others_busy_fraction")
-    }
-    merged["temperature_c"] = max(given("temperature_c"), key=max, default=None)
-    for name in ("power_w", "energy_j"):
-        merged[name] = sum(given(name)) if len(given(name)) == len(parts) else None
-    for name in ("throttle_reasons", "tf32_overrides"):
-        merged[name] = tuple(sorted({value for values in given(name) for value in values}))
-    return DeviceConditions(**merged)
-
-
-def _merged_window(windows: Sequence[Window]) -> Window:
-    """The slowest rank's window, with the samples of all in its blocks."""
-    counts = {len(window.blocks) for window in windows}
-    if len(counts) != 1:
-        raise ValueError(
-            f"the ranks of a group must have measured equally many blocks, but got {sorted(counts)}"
-        )
-    slowest = max(windows, key=lambda window: sum(block.seconds for block in window.blocks))
-    across = zip(*(window.blocks for window in windows), strict=True)
-    blocks = _with_made(
-        tuple(starmap(_merged_block, zip(slowest.blocks, across, strict=True))), windows
-    )
-    share = sum(block.samples for block in blocks) / max(
-        1, sum(block.samples for block in slowest.blocks)
-    )
-    epochs = [window.epoch_samples for window in windows]
-    ahead = [window.host_ahead_s for window in windows if window.host_ahead_s is not None]
-    taking = [window.take_s for window in windows if window.take_s is not None]
-    return slowest.model_copy(
-        update={
-            "blocks": blocks,
-            "restarts": tuple(
-                restart.model_copy(update={"samples": round(restart.samples * share)})
-                for restart in slowest.restarts
-            ),
-            "host_ahead_s": min(ahead) if len(ahead) == len(windows) else None,
-            "take_s": max(taking, default=None),
-            "epoch_samples": None if None in epochs else sum(filter(None, epochs)),
-            "is_drained": all(window.is_drained for window in windows),
-            "is_steady": all(window.is_steady for window in windows),
-        }
-    )
-
-
-def _with_made(blocks: tuple[Block, ...], windows: Sequence[Window]) -> tuple[Block, ...]:
-    """Add what was made as if each rank had the loader that makes least, since it holds up all."""
-    least = None
-    lowest = inf
-    for window in windows:
-        if window.made is None:
-            return blocks
-        if window.made < lowest:
-            least = window
-            lowest = window.made
-    assert least is not None  # noqa: S101 - there is a rank
-    return tuple(
-        block.model_copy(update={"made": len(windows) * (own.made or 0.0)})
-        for block, own in zip(blocks, least.blocks, strict=True)
-    )
-
-
-def _merged_block(own: Block, across: Sequence[Block]) -> Block:
-    """The slowest rank's block, with the samples of all ranks and the waits of the rank that waited longest."""
-    update: dict[str, Any] = {"samples": sum(block.samples for block in across), "made": None}
-    for name in ("data_wait_s", "starved_s"):
-        known = [seconds for block in across if (seconds := getattr(block, name)) is not None]
-        update[name] = min(own.seconds, max(known)) if known else None
-    return own.model_copy(update=update)
-
-
-def _merged_ceilings(parts: Sequence[Measurement]) -> Ceilings | None:
-    """What the group would reach by one side alone: all ranks at the pace of the slowest."""
-    ceilings = [part.ceilings for part in parts if part.ceilings is not None]
-    if len(ceilings) < len(parts):
-        return None
-    merged: dict[str, Ceiling] = {}
-    for side in Ceilings.model_fields:
-        known: list[Ceiling] = [
-            ceiling for each in ceilings if (ceiling := getattr(each, side)) is not None
-        ]
-        if len(known) == len(parts):
-            slowest = min(known, key=lambda ceiling: ceiling.samples_per_s)
-            times = {
-                name: len(parts) * getattr(slowest, name) for name in ("samples_per_s", "samples")
-            }
-            merged[side] = slowest.model_copy(update=times)
-    return Ceilings(**merged)
-
-
-def _merged_memory(parts: Sequence[Measurement], *, is_ram: bool) -> MemorySample:
-    """The worst rank's, each on a device of its own; where all on a host share its RAM, the worst host's sum."""
-    samples = [part.memory for part in parts]
-    if not is_ram:
-        retries = [sample.alloc_retries for sample in samples if sample.alloc_retries is not None]
-        worst = max(
-            samples, key=lambda sample: sample.peak_bytes
-        )  # ranks in step all wait for whichever has no room
-        return worst.model_copy(update={"alloc_retries": max(retries, default=None)})
-    by_host = [[part.memory.peak_bytes for part in ranks] for ranks in _by_host(parts)]
-    host = max(by_host, key=sum)
-    which = f"all {len(samples)} ranks" if len(by_host) == 1 else f"{len(host)} ranks of one host"
-    return MemorySample(peak_bytes=sum(host), source=f"{samples[0].source}, {which}")
-
-
-def _merged_load(parts: Sequence[Measurement]) -> HostLoad | None:
-    """That of the host which others loaded most, where all ranks count as the trial's own; None where unknown."""
-    hosts = []
-    for ranks in _by_host(parts):
-        loads = [part.host_load for part in ranks if part.host_load is not None]
-        if len(loads) < len(ranks):
-            return None
-        longest = max(loads, key=lambda load: load.seconds)
-        shares = [
-            load.own_s / load.seconds for load in loads
-        ]  # the ranks' readings lie a moment apart
-        hosts.append(longest.model_copy(update={"own_s": sum(shares) * longest.seconds}))
-    return max(hosts, key=lambda load: load.others_cores)
-
-
-def _by_host(parts: Sequence[Measurement]) -> list[list[Measurement]]:
-    """The ranks on each host."""
-    found: dict[int, list[Measurement]] = {}
-    for part in parts:
-        found.setdefault(part.ranks[0].host if part.ranks else 0, []).append(part)
-    return list(found.values())
-
-
-def _merged_notes(parts: Sequence[Measurement]) -> tuple[Note, ...]:
-    """Each remark once, with its ranks where not all have it."""
-    found: dict[Note, list[int]] = {}
-    for rank, part in enumerate(parts):
-        for note in part.notes:
-            found.setdefault(note, []).append(rank)
-    return tuple(
-        note if len(ranks) == len(parts) else on_ranks(note, ranks) for note, ranks in found.items()
-    )
-
-
-# Whether somebody else has killed or stopped a trial's processes, by how they ended and what they
-# report.
-#
-# What was disturbed says nothing of the configuration: the runner tries it anew, once, in what is
+# Somebody else may have killed or stopped a trial's processes, by how they ended and what they
+# report. What was disturbed says nothing of the configuration: the runner tries it anew, once, in what is
 # left of the deadline.
 
 
@@ -280,43 +45,34 @@ a failure's signature, and what its traceback goes through."""
 
 
 def disturbance_of(report: RankReport, exit_: Exit) -> Note | None:
-    """What has disturbed a trial; None where nothing has, as far as can be seen.
+    """Return what has disturbed a trial; None if nothing has, as far as can be seen.
 
     A SIGKILL that neither autotune (a rank that it ends has no code) nor the kernel's out-of-memory
     killer has sent is somebody else's, or the code's own: that shows when it happens again.
     """
     result = report.result
-    codes = exit_.codes or (exit_.code,)
-    is_killed = result.outcome == "crashed" and -signal.SIGKILL in codes
-    has_lost_worker = result.outcome == "host_oom" and _LOST_WORKER in (result.reason or "")
-    is_lost = (
-        is_killed or has_lost_worker or _has_lost_sender(result.failure) or _has_unseen_end(result)
-    )
+    is_lost = False
+    if result.outcome == "crashed":
+        is_lost = -signal.SIGKILL in (exit_.codes or (exit_.code,))
+    elif result.outcome == "host_oom":
+        is_lost = _LOST_WORKER in result.reason
+    if result.failure is not None:
+        traceback = result.failure.traceback
+        # what a loader worker's sender was is gone
+        is_lost |= bool(_LOST_CONNECTION.match(result.failure.signature)) and (
+            _BATCH_RECEIVED in traceback.replace("\\", "/")
+        )
+        # the end of a worker, without its signal or its exit code, and by no cause either
+        is_lost |= bool(_UNSEEN_END.search(result.reason)) and _KNOWN_END not in traceback
     if is_lost and not exit_.was_oom_killed:
         return rerun_after_signal(why="killed")
     notes = () if result.measurement is None else result.measurement.notes
-    return (
-        rerun_after_signal(why="stopped")
-        if any(one.code == "window_stopped" for one in notes)
-        else None
-    )
-
-
-def _has_lost_sender(failure: Failure | None) -> bool:
-    if failure is None or _LOST_CONNECTION.match(failure.signature) is None:
-        return False
-    return _BATCH_RECEIVED in failure.traceback.replace("\\", "/")
-
-
-def _has_unseen_end(result: TrialResult) -> bool:
-    """Whether a loader worker's end is told without its signal or its exit code, and by no cause either."""
-    if result.failure is None or _UNSEEN_END.search(result.reason or "") is None:
-        return False
-    return _KNOWN_END not in result.failure.traceback
+    is_stopped = any(one.code == "window_stopped" for one in notes)
+    return rerun_after_signal(why="stopped") if is_stopped else None
 
 
 def with_note(report: RankReport, note: Note) -> RankReport:
-    """The report with a further remark on its measurement; as it is where there is none."""
+    """Return the report with a further note on its measurement; as it is if there is none."""
     measured = report.result.measurement
     if measured is None:
         return report
@@ -353,38 +109,43 @@ _UNWRITTEN = (
     "up all that its processes may open; its log says what failed"
 )
 _SIGNALS = {"SIGSEGV": "a segmentation fault", "SIGABRT": "an abort", "SIGBUS": "a bus error"}
-_SUSPICION: dict[Whereabouts, int] = {
-    "elsewhere": 0,
-    "unknown": 1,
-    "ours": 2,
-    "calling": 3,
-    "waiting": 4,
-}
+_SUSPICION: tuple[BlockedIn, ...] = (
+    "user_code",
+    "unknown",
+    "autotune",
+    "user_collective",
+    "collective",
+)
+"""A rank that is blocked in the first of these most likely holds up the others."""
 
 
 def read_answer(launch: Launch, exit_: Exit, limits: MemoryLimits) -> RankReport:
-    """The report of a trial that has ended; of a group, that of all ranks together."""
+    """Return the report of a trial that has ended; of a group, that of all ranks together."""
     codes = exit_.codes if len(exit_.codes) > 1 else (exit_.code,)
     answers = [_answer(launch.folder.report_of(rank), code) for rank, code in enumerate(codes)]
+    if exit_.ended_for == "cancelled" and None in answers:
+        return RankReport(result=TrialResult(outcome="pruned", reason="the trial was cancelled"))
     over_memory = (
         _over_memory(limits, exit_.memory_bytes or 0) if exit_.ended_for == "memory" else None
     )
-    if exit_.ended_for == "cancelled" and None in answers:
-        return RankReport(result=TrialResult(outcome="pruned", reason="the trial was cancelled"))
     if len(answers) > 1:
-        stacks = [_text_of(launch.folder.stack_of(rank)) for rank in range(launch.ranks)]
+        stacks = []
+        for rank in range(launch.ranks):
+            text = ""
+            with suppress(OSError):
+                text = launch.folder.stack_of(rank).read_text("utf-8", errors="replace")
+            stacks.append(text)
         return one_report(
             answers, exit_, stacks=stacks, deadline_s=launch.deadline_s, over_memory=over_memory
         )
-    report = answers[0]
-    if report is None:
-        return RankReport(result=over_memory or _unanswered(exit_, launch.deadline_s))
+    ended = over_memory or _end_of(exit_.code or 0, exit_)
+    if exit_.ended_for == "deadline":
+        ended = TrialResult(outcome="timeout", reason=_late(launch.deadline_s))
+    report = answers[0] or RankReport(result=ended)
     is_ended = exit_.ended_for not in {None, "done"} or exit_.code not in {None, 0}
     if is_ended and report.curves is not None and report.curves.is_cut:
-        ended = over_memory or _unanswered(exit_, launch.deadline_s)
-        return report.model_copy(update={"result": ended}).with_result(
-            reason=ended.reason.removesuffix(_NOTHING)
-        )
+        reason = ended.reason.removesuffix(_NOTHING)
+        return report.model_copy(update={"result": ended}).with_result(reason=reason)
     return report
 
 
@@ -414,18 +175,12 @@ def _over_memory(limits: MemoryLimits, taken_bytes: int) -> TrialResult:
     )
 
 
-def _unanswered(exit_: Exit, deadline_s: float) -> TrialResult:
-    if exit_.ended_for == "deadline":
-        return TrialResult(outcome="timeout", reason=_late(deadline_s))
-    return _end_of(exit_.code or 0, exit_)
-
-
 def _late(deadline_s: float) -> str:
     return f"the trial did not end within {deadline_s:.0f} s"
 
 
 def _end_of(code: int, exit_: Exit) -> TrialResult:
-    """The outcome of a process that ended by itself, or by a signal (negative) that was not autotune's."""
+    """Return the outcome of a process that ended by itself, or by a signal (negative) that was not autotune's."""
     if code == -signal.SIGKILL and exit_.was_oom_killed:
         return TrialResult(
             outcome="host_oom", reason="the kernel's out-of-memory killer ended the trial"
@@ -440,7 +195,7 @@ def _end_of(code: int, exit_: Exit) -> TrialResult:
 
 
 def _answer(report: Path, code: int | None) -> RankReport | None:
-    """A rank's report; a report that was written counts, whatever became of the process afterwards."""
+    """Return a rank's report; one that was written counts, whatever became of the process afterwards."""
     try:
         return read_model(report, RankReport)
     except FileNotFoundError:
@@ -452,12 +207,6 @@ def _answer(report: Path, code: int | None) -> RankReport | None:
         return RankReport(result=TrialResult(outcome="crashed", reason=reason))
 
 
-def _text_of(path: Path) -> str:
-    with suppress(OSError):
-        return path.read_text(encoding="utf-8", errors="replace")
-    return ""
-
-
 def one_report(
     reports: Sequence[RankReport | None],
     exit_: Exit,
@@ -466,7 +215,7 @@ def one_report(
     deadline_s: float,
     over_memory: TrialResult | None = None,
 ) -> RankReport:
-    """The report of the group.
+    """Return the report of the group.
 
     Without a measurement of every rank, it is the first of these that exists: a rank's failure of
     its own (memory before crashes before others), the end of a process that left no report, the
@@ -486,7 +235,12 @@ def one_report(
         if report.result.outcome == "ok" and report.result.measurement is not None
     }
     if len(measured) == len(reports):
-        return _merged(list(measured.values()))
+        try:
+            merged = merged_measurement([*measured.values()])
+        except ValueError as error:  # the user's code may reach the files of the reports
+            reason = f"the ranks' reports don't match: {error}"
+            return RankReport(result=TrialResult(outcome="crashed", reason=reason))
+        return RankReport(result=TrialResult(outcome="ok", measurement=merged))
     failed = {rank: report for rank, report in answers.items() if rank not in measured}
     own = {rank: report for rank, report in failed.items() if not report.is_collateral}
     if own:
@@ -516,21 +270,8 @@ def one_report(
     return _named(rank, failed[rank])
 
 
-def _merged(measurements: Sequence[Measurement]) -> RankReport:
-    try:
-        return RankReport(
-            result=TrialResult(outcome="ok", measurement=merged_measurement(measurements))
-        )
-    except (
-        ValueError
-    ) as error:  # what a rank writes is read from a file, which the user's code may reach
-        return RankReport(
-            result=TrialResult(outcome="crashed", reason=f"the ranks' reports don't match: {error}")
-        )
-
-
 def _worst(reports: Mapping[int, RankReport], first: int | None = None) -> RankReport:
-    """Of several ranks' failures the gravest, then that of the rank that ended first, then that of the lowest rank."""
+    """Return of several ranks' failures the gravest, then that of the rank that ended first, or the lowest."""
 
     def order(rank: int) -> tuple[bool, bool, bool, int]:
         outcome = reports[rank].result.outcome
@@ -543,50 +284,32 @@ def _worst(reports: Mapping[int, RankReport], first: int | None = None) -> RankR
 def _time_out(
     silent: Sequence[int], exit_: Exit, stacks: Sequence[tuple[Frame, ...]], deadline_s: float
 ) -> RankReport:
-    """Ranks that were ended before they answered; the rank that the others waited for is named."""
-    stuck = _awaited(silent, stacks)
+    """Return the report of ranks that were ended before they answered; name the one that the others waited for."""
+    suspicion = {rank: _SUSPICION.index(blocked_in(stacks[rank])) for rank in silent}
+    is_known = len(silent) == 1 or len({*suspicion.values()}) > 1
+    stuck = min(silent, key=suspicion.__getitem__) if is_known else None
     what = {
         "deadline": _late(deadline_s),
         "straggling": f"the trial did not end after rank {exit_.first} had",
         "standstill": "no block ended within ten times the longest one's time (at least 30 s)",
     }.get(exit_.ended_for or "", "the ranks stopped answering")
     others = "" if stuck is None else ", the others waited for this rank"
-    reason = f"{what}{others}; no answer came from {_describe_ranks(silent)}"
-    shown = [rank for rank in silent if stacks[rank]] if stuck is None else [stuck]
-    failure = _failure_at(shown[0], stacks[shown[0]]) if shown else None
+    *before, last = map(str, silent)
+    ranks = f"ranks {', '.join(before)} and {last}" if before else f"rank {last}"
+    reason = f"{what}{others}; no answer came from {ranks}"
+    shown = [rank for rank in (silent if stuck is None else [stuck]) if stacks[rank]]
+    failure = None
+    if shown:
+        frames = users_part(stacks[shown[0]])
+        head = f"Where rank {shown[0]} stood shortly before its end (most recent call last):"
+        failure = Failure(
+            signature=f"time-out at {PurePath(frames[-1].file).name}:{frames[-1].line}",
+            traceback="\n".join([head, *map(str, frames)]),
+        )
     report = RankReport(result=TrialResult(outcome="timeout", reason=reason, failure=failure))
     return report if stuck is None else _named(stuck, report)
 
 
-def _awaited(silent: Sequence[int], stacks: Sequence[tuple[Frame, ...]]) -> int | None:
-    """Of the ranks without an answer, the one that the others waited for; None where that is not known."""
-    if len(silent) == 1:
-        return silent[0]
-    suspicion = {rank: _SUSPICION[whereabouts(stacks[rank])] for rank in silent}
-    if len(set(suspicion.values())) == 1:
-        return None
-    return min(silent, key=suspicion.__getitem__)
-
-
-def _failure_at(rank: int, stack: tuple[Frame, ...]) -> Failure | None:
-    if not stack:
-        return None
-    frames = users_part(stack)
-    place = f"{PurePath(frames[-1].file).name}:{frames[-1].line}"
-    lines = (
-        f"Where rank {rank} stood shortly before its end (most recent call last):",
-        *map(str, frames),
-    )
-    return Failure(signature=f"time-out at {place}", traceback="\n".join(lines))
-
-
 def _named(rank: int, report: RankReport) -> RankReport:
-    """The report with the rank's number in its reason."""
-    named = report.with_result(reason=f"rank {rank}: {report.result.reason}")
-    return named.model_copy(update={"rank": rank})
-
-
-def _describe_ranks(ranks: Sequence[int]) -> str:
-    """Such as "rank 1", "ranks 0 and 1", "ranks 0, 1 and 2"."""
-    *before, last = map(str, ranks)
-    return f"ranks {', '.join(before)} and {last}" if before else f"rank {last}"
+    """Return the report with the rank's number in its reason."""
+    return report.with_result(reason=f"rank {rank}: {report.result.reason}")

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Generic, Literal, Protocol, Self, TypeVar, runtime_checkable
+from typing import Generic, Literal, Protocol, Self, TypeGuard, TypeVar
 
 from autotune.config.training_config import TrainingConfig
 from autotune.note import Note
 from autotune.policy import POLICY, Ending
 from autotune.protocol.disk import TrialFolder
-from autotune.protocol.messages import DescribeJob, Job, ProbeJob, SeriesJob
+from autotune.protocol.messages import DescribeJob, Job, ProbeJob, WorkloadJob
+from autotune.records.measurement import Block
 
 _Ended = TypeVar("_Ended")
 TOKEN_VARIABLE = "AUTOTUNE_TOKEN"  # noqa: S105 - marks processes, no secret
@@ -42,11 +43,11 @@ class Launch:
     ram_ceiling_bytes: int | None = None
     """All ranks are ended when their process trees together have more than this in memory; None:
     not watched."""
-    ram_ceiling: Callable[[], int | None] | None = None
-    """Asked for that in place of it, where it changes meanwhile."""
     should_end: Callable[[], bool] | None = None
     """Called many times a second; the ranks are ended once it returns True. None: only the deadline
     ends them."""
+    blocks: list[Block] = field(default_factory=list)
+    """Blocks of rank 0's window so far, which the launcher adds as they come."""
     ending: Ending = POLICY.ending
 
 
@@ -88,64 +89,14 @@ class Launcher(Protocol):
         ...
 
 
-@runtime_checkable
-class Cluster(Protocol):
-    """A launcher over several machines; its `launch` may be called from several threads."""
-
-    @property
-    def slots(self) -> int:
-        """Trials that it can run at once, each on a machine of its own; hosts come and go."""
-        ...
-
-
-@runtime_checkable
-class HasNotes(Protocol):
-    """A launcher that has notes about the machines or about itself."""
-
-    @property
-    def notes(self) -> tuple[Note, ...]:
-        """For the report: trials that are not started as asked for, hosts that are not used."""
-        ...
-
-
-@runtime_checkable
-class Preloads(Protocol):
-    """A launcher whose trials can have modules imported before they begin."""
-
-    def preload(self, names: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Have modules of installed packages imported once for all later trials; returns before that is done.
-
-        To be called while no trial runs. What can't be imported so becomes a note.
-
-        Args:
-            names: As worker/preload.py lists them, in the order of their imports.
-            environment: Variables for the time of the imports.
-        """
-        ...
-
-
-@runtime_checkable
-class Shares(Protocol):
-    """A launcher that has trials share a process, one after another, where that is sooner."""
-
-    @property
-    def is_sharing(self) -> bool:
-        """Whether it does, as far as is known by now."""
-        ...
-
-    def end_shared(self) -> None:
-        """End that process: the next trial is the first of another one."""
-        ...
-
-
 def shares_process(config: TrainingConfig) -> bool:
-    """Whether a process that has measured other configurations can measure this one."""
+    """Return whether a process that has measured other configurations can measure this one."""
     return config.strategy == "single" and not config.compile and config.numa_binding is None
 
 
-def may_share(job: Job) -> bool:
-    """Whether a job can run in a process that has done others, and can do others after it."""
-    if isinstance(job, DescribeJob | SeriesJob) or job.command is not None:
+def may_share(job: Job) -> TypeGuard[WorkloadJob]:
+    """Return whether a job can run in a process that has done others, and can do others after it."""
+    if isinstance(job, DescribeJob) or job.command is not None:
         return False
     return not job.process.blocks_launches and (
         isinstance(job, ProbeJob) or shares_process(job.config)
@@ -153,30 +104,39 @@ def may_share(job: Job) -> bool:
 
 
 def is_sharing(launcher: Launcher) -> bool:
-    """Whether trials share a process."""
-    return isinstance(launcher, Shares) and launcher.is_sharing
+    """Return whether trials share a process, one after another, as far as is known by now."""
+    return getattr(launcher, "is_sharing", False)
 
 
 def restart_launcher(launcher: Launcher) -> None:
-    """See to it that the next trial is the first one of its process."""
-    if isinstance(launcher, Shares):
-        launcher.end_shared()
+    """Make the next trial the first one of its process."""
+    if is_sharing(launcher):
+        launcher.end_shared()  # type: ignore[attr-defined] # it shares
 
 
 def preload_in(launcher: Launcher, names: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Have a launcher preload modules, where it can: elsewhere each trial imports them itself."""
-    if isinstance(launcher, Preloads):
+    """Have a launcher import modules once for all later trials, if it can; otherwise each trial imports them.
+
+    Call it while no trial runs. It returns before that is done; what can't be imported so becomes a
+    note.
+
+    Args:
+        launcher: Runs the trials.
+        names: As worker/preload.py lists them, in the order of their imports.
+        environment: Variables for the time of the imports.
+    """
+    if hasattr(launcher, "preload"):
         launcher.preload(names, environment)
 
 
 def notes_of(launcher: Launcher) -> tuple[Note, ...]:
-    """A launcher's notes for the report; they may change between trials."""
-    return launcher.notes if isinstance(launcher, HasNotes) else ()
+    """Return a launcher's notes about the machines or itself; they may change between trials."""
+    return tuple(getattr(launcher, "notes", ()))
 
 
 def slots_of(launcher: Launcher) -> int:
-    """Trials that a launcher can run at once."""
-    return launcher.slots if isinstance(launcher, Cluster) else 1
+    """Return how many trials a launcher can run at once: from several threads, each on a machine of its own."""
+    return getattr(launcher, "slots", 1)
 
 
 class SideBySide(Generic[_Ended]):

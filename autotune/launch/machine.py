@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 
 import psutil
@@ -14,17 +14,17 @@ from autotune.config.command import without_secrets
 from autotune.messages.trials import another_search
 from autotune.note import Note
 
-# Other searches on this machine: they share cores, memory and devices, so that each disturbs what
-# the other measures.
+# Other searches on this machine share cores, memory and devices, so that each disturbs what the other
+# measures.
 #
-# Comes in: the list of processes. Goes out: a note for each search that was not told yet, with
-# whose it is. A search is known by its workers' command line, which other users may read unless
-# /proc is mounted with hidepid; those in other containers are not seen, and are noticed by what
-# they use (records/measurement, records/measurement).
+# A search is known by its workers' command line, which other users may read unless /proc is mounted
+# with hidepid; those in other containers are not seen, and are noticed by what they use
+# (records/measurement).
 
 
 _WORKER = ("-m", "autotune.worker")
-_MOST_TOLD = 3  # our convention: more say nothing new
+"""In `python -P -m autotune.worker ...`, and in the ranks that were forked from it."""
+_MOST_NOTED = 3  # our convention: more say nothing new
 _LONGEST = 120  # characters of a command line, our convention: a line and a half of a terminal
 
 
@@ -32,65 +32,37 @@ class Neighbours:
     """Other searches that were seen while this one runs."""
 
     def __init__(self) -> None:
-        self._told = set[tuple[int, float]]()
+        self._noted = set[tuple[int, float]]()
 
     def new(self) -> tuple[Note, ...]:
-        """A note for each search that runs now and was not told before; of many, the first ones."""
+        """Return a note for each search that runs now and was not noted before; of many, the first ones.
+
+        This search, those of its own tree and orphans, which init has taken over, are none.
+        """
+        workers = {
+            process.pid: process.info["ppid"]
+            for process in psutil.process_iter(["ppid", "cmdline"])
+            if tuple(process.info["cmdline"] or ())[2:4] == _WORKER
+        }
         notes = []
-        for pid in sorted(_searches()) if len(self._told) < _MOST_TOLD else ():
+        for pid in sorted({*workers.values()} - {0, 1, os.getpid(), *workers}):
             with suppress(psutil.Error):  # it has ended
                 process = psutil.Process(pid)
+                above = {parent.pid for parent in process.parents()}
                 key = pid, process.create_time()
-                if key not in self._told and len(self._told) < _MOST_TOLD:
-                    self._told.add(key)
-                    notes.append(
-                        another_search(pid, user=_user(process), command=_command(process))
-                    )
+                is_ours = not above.isdisjoint({os.getpid(), *workers})
+                if is_ours or key in self._noted or len(self._noted) >= _MOST_NOTED:
+                    continue
+                self._noted.add(key)
+                user = "?"
+                with suppress(psutil.Error, KeyError):  # a number that has no name
+                    user = process.username()
+                command = "?"
+                with suppress(psutil.Error):
+                    words = shlex.join(without_secrets(process.cmdline()))
+                    command = words if len(words) <= _LONGEST else f"{words[:_LONGEST]}…"
+                notes.append(another_search(pid, user=user, command=command))
         return tuple(notes)
-
-
-def _searches() -> set[int]:
-    """Processes that have workers of ours: not this one, nor one of its own tree."""
-    parents = {process.pid: process.info["ppid"] for process in _workers()}
-    return {
-        parent
-        for parent in parents.values()
-        if parent not in parents and _is_strange(parent, parents)
-    }
-
-
-def _workers() -> list[psutil.Process]:
-    found = psutil.process_iter(["ppid", "cmdline"])
-    return [process for process in found if _is_worker(process.info["cmdline"] or ())]
-
-
-def _is_worker(words: Collection[str]) -> bool:
-    """`python -P -m autotune.worker ...`, and the ranks that were forked from it."""
-    return tuple(words)[2:4] == _WORKER
-
-
-def _is_strange(search: int, workers: Collection[int]) -> bool:
-    """Whether a search is neither this one, nor started by it, nor an orphan's, which init has taken over."""
-    if search in {0, 1, os.getpid()}:
-        return False
-    with suppress(psutil.Error):
-        above = [process.pid for process in psutil.Process(search).parents()]
-        return os.getpid() not in above and not set(above) & set(workers)
-    return False
-
-
-def _user(process: psutil.Process) -> str:
-    with suppress(psutil.Error, KeyError):  # a number that has no name
-        return process.username()
-    return "?"
-
-
-def _command(process: psutil.Process) -> str:
-    """Its command line without secrets, cut."""
-    with suppress(psutil.Error):
-        words = shlex.join(without_secrets(process.cmdline()))
-        return words if len(words) <= _LONGEST else f"{words[:_LONGEST]}…"
-    return "?"
 
 
 # What the parent asks of NVIDIA's driver: to keep the GPUs initialised between trials, and what
@@ -112,40 +84,41 @@ def kept_initialised(device: str) -> Iterator[None]:
     its users: at the end no other user in this process is disconnected.
 
     Args:
-        device: as asked for: torch's name, or "auto".
+        device: As asked for: torch's name, or "auto".
     """
     import pynvml
 
     with ExitStack() as held:
         with suppress(pynvml.NVMLError):
             if device.partition(":")[0] in {"auto", "cuda"}:
-                pynvml.nvmlInit()
-                held.callback(_let_go)
+                held.enter_context(_opened_nvml())
                 _take_handles()
         yield
 
 
 def driver_and_gpus() -> tuple[str | None, tuple[str, ...]]:
-    """The driver's version and the GPUs' products, without a CUDA context; (None, ()) without NVIDIA's driver."""
+    """Return the driver's version and the GPUs' products, without a CUDA context; (None, ()) without a driver."""
     import pynvml
 
-    with ExitStack() as held:
-        try:
-            pynvml.nvmlInit()
-            held.callback(_let_go)
+    try:
+        with _opened_nvml():
             handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
-            return str(pynvml.nvmlSystemGetDriverVersion()), tuple(
-                str(pynvml.nvmlDeviceGetName(one)) for one in handles
-            )
-        except pynvml.NVMLError:
-            return None, ()
+            names = tuple(str(pynvml.nvmlDeviceGetName(one)) for one in handles)
+            return str(pynvml.nvmlSystemGetDriverVersion()), names
+    except pynvml.NVMLError:
+        return None, ()
 
 
-def _let_go() -> None:
+@contextmanager
+def _opened_nvml() -> Iterator[None]:
     import pynvml
 
-    with suppress(pynvml.NVMLError):
-        pynvml.nvmlShutdown()
+    pynvml.nvmlInit()
+    try:
+        yield
+    finally:
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
 
 
 def _take_handles() -> None:
@@ -160,9 +133,8 @@ def _take_handles() -> None:
     names: Iterable[object] = map(str.strip, named.split(","))
     take = pynvml.nvmlDeviceGetHandleByUUID
     if not named.startswith(("GPU-", "MIG-")):
-        count = pynvml.nvmlDeviceGetCount() if named[:1].isdecimal() else 0
         take = pynvml.nvmlDeviceGetHandleByIndex
-        names = range(count)
+        names = range(pynvml.nvmlDeviceGetCount() if named[:1].isdecimal() else 0)
     for name in names:
         with suppress(pynvml.NVMLError):  # a device that does not exist, or not this user's
             take(name)
@@ -194,32 +166,27 @@ _OF_MALLOC = "glibc.malloc."
 
 
 def with_kept_memory(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a process for trials: with both variables, where glibc reads them and nobody has chosen.
+    """Return the environment of a process for trials: with both variables, if glibc reads them and nobody has chosen.
 
     A user has chosen who has set either of them or a tunable of malloc, or has another malloc
     loaded (jemalloc, tcmalloc and mimalloc all bear the word), which does not read them.
     """
     own = {name: value for name, value in environment.items() if name != _OURS}
-    has_other = "malloc" in environment.get("LD_PRELOAD", "")
-    if malloc_switches(own) or has_other or not _has_glibc():
+    has_glibc = False
+    with suppress(ValueError, OSError):  # another C library does not know the name
+        has_glibc = sys.platform == "linux" and bool(os.confstr("CS_GNU_LIBC_VERSION"))
+    if malloc_switches(own) or "malloc" in environment.get("LD_PRELOAD", "") or not has_glibc:
         return own
     return {**own, **KEEPING, _OURS: "1"}
 
 
 def has_kept_memory(environment: Mapping[str, str]) -> bool:
-    """Whether autotune has set the variables in this environment of a trial."""
+    """Return whether autotune has set the variables in this environment of a trial."""
     return environment.get(_OURS) == "1"
 
 
 def malloc_switches(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """What is set for glibc's malloc to give memory back by, or by its tunables, as NAME=value; () where nothing is."""
+    """Return what is set for glibc's malloc to give memory back by, as NAME=value; () if nothing is."""
     tunables = environment.get(_TUNABLES, "").split(":")
     variables = [f"{name}={environment[name]}" for name in KEEPING if name in environment]
-    return (*variables, *(sorted(entry for entry in tunables if entry.startswith(_OF_MALLOC))))
-
-
-def _has_glibc() -> bool:
-    """Whether this interpreter, which trials start again, runs on GNU's C library."""
-    with suppress(ValueError, OSError):  # another C library does not know the name
-        return sys.platform == "linux" and bool(os.confstr("CS_GNU_LIBC_VERSION"))
-    return False
+    return (*variables, *sorted(entry for entry in tunables if entry.startswith(_OF_MALLOC)))

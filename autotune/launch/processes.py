@@ -1,107 +1,31 @@
-"""Start, watch and end the processes of a trial: deadline, memory limit, process tree, the stack of a hang."""
+"""Start, watch and end the processes of a trial: messages, deadline, memory limit, process tree."""
 
 from __future__ import annotations
 
 import os
-import re
 import signal
+import socket
 import subprocess
 import sys
-import sysconfig
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
+from multiprocessing.connection import wait
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from time import sleep
-from typing import BinaryIO, Literal
+from typing import Any, BinaryIO
 
 import psutil
+from pydantic import ValidationError
 
 from autotune.errors import LauncherError
 from autotune.launch.launcher import TOKEN_VARIABLE, EndedFor, Exit, Launch
 from autotune.launch.machine import with_kept_memory
+from autotune.protocol.channel import CHANNEL, Channel
 from autotune.protocol.disk import TrialFolder, disk_error, monotonic
-
-# The stack of a rank shortly before it was ended, as faulthandler has written it.
-#
-# Receives the text; hands on the main thread's frames, whether they wait for other ranks, and which
-# are the user's. Source: Python/traceback.c of CPython (_Py_DumpTracebackThreads): threads come
-# from the newest to the oldest, the main thread last, and frames from the innermost to the
-# outermost.
-
-
-Whereabouts = Literal["elsewhere", "unknown", "ours", "calling", "waiting"]
-"""Of the innermost frame: in user code or what it calls; not known; in autotune; in a wait for
-other ranks that the user's code asked for; in a wait that all ranks come to."""
-_THREAD = re.compile(r"^(?:Current thread|Thread) 0x.*\(most recent call first\):$", re.MULTILINE)
-_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
-_OUR_PACKAGE = str(Path(__file__).resolve().parents[1]) + "/"
-_COLLECTIVES = "/torch/distributed/"
-_WAITS_IN = (_COLLECTIVES, "/torch/nn/parallel/distributed.py")
-_LIBRARIES = ("/site-packages/torch/", "/dist-packages/torch/", _OUR_PACKAGE)
-# Torch/autograd/graph.py; DDP's all-reduce is awaited in it, without a frame.
-_BACKWARD = "_engine_run_backward"
-_DEVICE_WAITS_IN = (
-    "/torch/cuda/",
-    "/torch/accelerator/",
-)  # by synchronize: for kernels, those of NCCL among them
-_NOT_THE_USERS = ("/site-packages/", "/dist-packages/")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Frame:
-    """A line that was being run."""
-
-    file: str
-    line: int
-    name: str
-
-    def __str__(self) -> str:
-        return f'  File "{self.file}", line {self.line}, in {self.name}'
-
-
-def read_stack(text: str) -> tuple[Frame, ...]:
-    """The main thread's frames, the innermost last; () where faulthandler wrote none."""
-    frames = _FRAME.finditer(_THREAD.split(text)[-1])
-    parsed = [
-        Frame(file=frame["file"], line=int(frame["line"]), name=frame["name"]) for frame in frames
-    ]
-    return tuple(reversed(parsed))
-
-
-def whereabouts(stack: tuple[Frame, ...]) -> Whereabouts:
-    """What a rank was doing, by its innermost frame."""
-    if not stack:
-        return "unknown"
-    innermost = stack[-1]
-    if innermost.name == _BACKWARD:
-        return "waiting"
-    if any(place in innermost.file for place in _WAITS_IN):
-        caller = next(
-            (frame.file for frame in reversed(stack) if _COLLECTIVES not in frame.file),
-            innermost.file,
-        )
-        return "waiting" if any(place in caller for place in _LIBRARIES) else "calling"
-    if innermost.name == "synchronize" and any(
-        place in innermost.file for place in _DEVICE_WAITS_IN
-    ):
-        return "waiting"
-    return "ours" if innermost.file.startswith(_OUR_PACKAGE) else "elsewhere"
-
-
-def users_part(stack: tuple[Frame, ...]) -> tuple[Frame, ...]:
-    """The frames of the user's own code; where there are none, those that are not ours, else all."""
-    foreign = tuple(frame for frame in stack if not frame.file.startswith(_OUR_PACKAGE))
-    library = sysconfig.get_path("stdlib") + "/"
-    own = tuple(frame for frame in foreign if not frame.file.startswith((library, "<frozen")))
-    return (
-        tuple(frame for frame in own if not any(part in frame.file for part in _NOT_THE_USERS))
-        or foreign
-        or stack
-    )
-
+from autotune.records.measurement import Block
 
 # Starts workers; finds and ends all processes that a trial has started, also those that have left
 # its session.
@@ -166,14 +90,14 @@ def start_worker(
 
 
 def exit_code(process: subprocess.Popen[bytes]) -> int | None:
-    """Exit code of a child that has ended (negative: a signal), None where it runs; the child is not reaped."""
+    """Return the exit code of a child that has ended (negative: a signal), None if it runs; it is not reaped."""
     if process.returncode is not None or sys.platform != "linux":
         return process.poll()
     return exit_code_of(process.pid)
 
 
 def exit_code_of(child: int) -> int | None:
-    """The same of a child by its number; on Linux alone."""
+    """Return the same of a child by its number; on Linux alone."""
     ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if ended is None:
         return None
@@ -207,20 +131,31 @@ def kill_all(leaders: Collection[int], token: str, *, spare: int | None = None) 
 
 
 def bytes_above(leaders: Collection[int], ceiling_bytes: int) -> int | None:
-    """Memory of the process trees below `leaders` together where it is above the ceiling, else None.
+    """Return the memory of the process trees below `leaders` together if it is above the ceiling, else None.
 
-    Resident sizes, which are cheap, count shared pages once for each process; only where they pass
-    the ceiling is the proportional share (PSS) asked for, which takes the process's memory lock.
+    Resident sizes, which are cheap, count shared pages once for each process; only if they pass the
+    ceiling is the proportional share (PSS) asked for, which takes the process's memory lock.
     """
-    processes = [process for leader in leaders for process in _tree(leader)]
-    if _summed(processes, lambda process: process.memory_info().rss) <= ceiling_bytes:
+    processes = list[psutil.Process]()
+    for leader in leaders:
+        with suppress(psutil.Error):
+            root = psutil.Process(leader)
+            processes += [root, *root.children(recursive=True)]
+    resident_bytes = total_bytes = 0
+    for process in processes:
+        with suppress(psutil.Error):  # it has ended
+            resident_bytes += process.memory_info().rss
+    if resident_bytes <= ceiling_bytes:
         return None
-    total = _summed(processes, _proportional_bytes)
-    return total if total > ceiling_bytes else None
+    for process in processes:
+        with suppress(psutil.Error):
+            full = process.memory_full_info()
+            total_bytes += int(getattr(full, "pss", full.uss))
+    return total_bytes if total_bytes > ceiling_bytes else None
 
 
 def oom_kills() -> int:
-    """How often the kernel's out-of-memory killer has struck since boot; 0 where the kernel does not count."""
+    """Return how often the kernel's out-of-memory killer has struck since boot; 0 if the kernel does not count."""
     with suppress(OSError, ValueError):
         for line in Path("/proc/vmstat").read_text().splitlines():
             if line.startswith("oom_kill "):
@@ -228,41 +163,17 @@ def oom_kills() -> int:
     return 0
 
 
-def _tree(leader: int) -> list[psutil.Process]:
-    with suppress(psutil.Error):
-        root = psutil.Process(leader)
-        return [root, *root.children(recursive=True)]
-    return []
-
-
-def _summed(processes: Iterable[psutil.Process], bytes_of: Callable[[psutil.Process], int]) -> int:
-    total = 0
-    for process in processes:
-        with suppress(psutil.Error):  # it has ended
-            total += bytes_of(process)
-    return total
-
-
-def _proportional_bytes(process: psutil.Process) -> int:
-    full = process.memory_full_info()
-    return int(getattr(full, "pss", full.uss))
-
-
 def _members(leaders: Collection[int], token: str, spare: int | None) -> list[psutil.Process]:
-    others = (
-        process for process in psutil.process_iter() if process.pid not in {os.getpid(), spare}
-    )
-    return [process for process in others if _is_member(process, leaders, token)]
-
-
-def _is_member(process: psutil.Process, leaders: Collection[int], token: str) -> bool:
-    """Whether a process of a trial runs; zombies wait for their parent, which in a container may never reap them."""
-    with suppress(psutil.Error, OSError):
-        is_ours = (
-            os.getsid(process.pid) in leaders or process.environ().get(TOKEN_VARIABLE) == token
-        )
-        return is_ours and process.status() not in {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}
-    return False
+    """Return a trial's processes that run; zombies wait for their parent, which in a container may never reap them."""
+    found = list[psutil.Process]()
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if process.pid not in {os.getpid(), spare} and (
+                os.getsid(process.pid) in leaders or process.environ().get(TOKEN_VARIABLE) == token
+            ):
+                is_dead = process.status() in {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}
+                found += [] if is_dead else [process]
+    return found
 
 
 def free_shared_memory(pid: int) -> None:
@@ -273,7 +184,7 @@ def free_shared_memory(pid: int) -> None:
 
 
 def segments() -> dict[int, Path]:
-    """This user's files of NCCL that are there now, by their inodes."""
+    """Return this user's files of NCCL that are there now, by their inodes."""
     found = {}
     for path in _SHARED.glob(f"{_NCCL}*"):
         with suppress(OSError):
@@ -291,34 +202,27 @@ def free_segments(before: Collection[int]) -> None:
     groups only, which may have left some.
     """
     new = {inode: path for inode, path in segments().items() if inode not in before}
-    used = _used_names() if new else set()
+    used = list[str]()
+    for process in Path("/proc").glob("[0-9]*") if new else ():
+        with suppress(OSError):  # it has ended, or is another user's
+            used += (process / "maps").read_text(errors="replace").splitlines()
+        with suppress(OSError):
+            for descriptor in (process / "fd").iterdir():
+                with suppress(OSError):
+                    used.append(str(descriptor.readlink()))
     for path in new.values():
-        if path.name not in used:
+        # the kernel adds " (deleted)" to the name of a file that is gone
+        if not any(target.endswith(str(path)) for target in used):
             with suppress(OSError):  # its owner has removed it
                 path.unlink()
 
 
-def _used_names() -> set[str]:
-    """Names of such files that living processes have open or mapped."""
-    targets = list[str]()
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has ended, or is another user's
-            targets += (process / "maps").read_text(errors="replace").splitlines()
-        with suppress(OSError):
-            for descriptor in (process / "fd").iterdir():
-                with suppress(OSError):
-                    targets.append(str(descriptor.readlink()))
-    prefix = f"{_SHARED}/{_NCCL}"
-    return {Path(target[target.index(prefix) :]).name for target in targets if prefix in target}
-
-
-# A trial from its start to its end: reads its output, keeps its deadline, watches its RAM, ends all
-# that is left.
+# A trial's processes from their start to their end: reads what they print and send, keeps deadlines,
+# watches RAM, ends all that is left.
 #
 # The ranks of a group end together: once one has ended, the others soon end by themselves or are
 # ended. Once one has written its stack because the group stands still, and has not removed it
-# since, all are ended. The log takes all that the processes print, or the beginning and the end
-# where that is too much.
+# since, all are ended. A shared process does one trial after another: it is not ended after each.
 
 
 # Our conventions:
@@ -333,6 +237,9 @@ _CHECKS_ANYWAY = (
 _HEAD_BYTES = _TAIL_BYTES = 256 * 1024  # some thousand lines of each
 _PUMP_BYTES = 1024 * 1024  # then the deadline and the memory are checked again
 _CHUNK_BYTES = 64 * 1024  # what a pipe holds; man 7 pipe
+_MESSAGES_AT_ONCE = 1000  # as with _PUMP_BYTES
+_MOST_CONNECTIONS = 100  # each process that reports blocks, or does jobs in turn, has one
+_MOST_BLOCKS = 10_000  # far more than a window of 8 s has
 # Tempfile.mkdtemp; arbitrary_address of multiprocessing/connection.py.
 _SOCKET = "/pymp-12345678/listener-12345678"
 _SOCKET_PATH_BYTES = 104  # sys/un.h, with the zero at its end: 108 on Linux, 104 on macOS
@@ -340,52 +247,230 @@ _SOCKET_PATH_BYTES = 104  # sys/un.h, with the zero at its end: 108 on Linux, 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """A trial's processes as their launcher knows them."""
+    """A trial's processes as what has started them knows them."""
 
     pids: Sequence[int]
-    """The leader of each rank's session, in the order of the ranks; not reaped before `watch`
-    returns."""
-    poll: Callable[[float], Mapping[int, int]]
-    """Waits at most so long; exit codes (negative: a signal) of the ranks that have ended since the
-    last call. Never called once all have ended."""
+    """The leader of each rank's session, in the order of the ranks; not reaped before all is gone."""
+    ended: Callable[[], Mapping[int, int]]
+    """Returns the exit codes (negative: a signal) of the ranks that have ended since the last call."""
+    wakes: Collection[int] = ()
+    """Descriptors that can be read once a rank has ended that `ended` has not returned yet."""
     spare: int | None = None
     """A server that has the trial's token and lives on."""
 
 
-def watch(launch: Launch, token: str, start: Callable[[int, ExitStack], Started]) -> Exit:
-    """Start a trial and wait for its end, or end it; when this returns or raises, nothing of it runs any more.
+class Ranks:
+    """A trial's processes. A shared one does the job of one trial after another.
 
     Args:
-        launch: The trial.
-        token: Marks its processes.
-        start: Starts its ranks, which print to a descriptor; puts on the stack what is to go with
-            them: `sockets_in`, right before.
+        launch: The first trial.
+        token: Marks the processes.
+        start: Starts the ranks, which print to a descriptor.
+        is_shared: Whether the process waits for another job after each.
+
+    Attributes:
+        is_done: A shared process has done its job and waits for the next.
+        kept_bytes: RAM that it has besides what the job takes.
+
+    Raises:
+        LauncherError: They can't be started; nothing of them is left.
+        RunFolderError: The log can't be written.
     """
-    with ExitStack() as held:
-        return _watch(launch, token, lambda output: start(output, held))
+
+    def __init__(
+        self, launch: Launch, token: str, start: Callable[[int], Started], *, is_shared: bool
+    ) -> None:
+        self.is_done = False
+        self.kept_bytes = 0
+        self._is_shared = is_shared
+        self._token = token
+        self._started = Started(pids=(), ended=dict)
+        self._codes: dict[int, int] = {}
+        """Exit codes by rank, in the order in which they came."""
+        self._channels: list[Channel] = []
+        self._segments = segments()
+        with ExitStack() as undo:
+            self._listener = undo.enter_context(_listening_in(launch.folder))
+            self._pipe, output = os.pipe()
+            undo.callback(os.close, self._pipe)
+            os.set_blocking(self._pipe, False)
+            try:
+                self._log = LogFile(launch.log, self._pipe)
+                undo.callback(self._end_all)
+                self._started = start(output)
+            finally:
+                os.close(output)
+            self._held = undo.pop_all()
+
+    def begin(self, launch: Launch) -> None:
+        """Have a shared process that is done do the job of another trial.
+
+        Raises:
+            RunFolderError: The log can't be written.
+        """
+        self._log = LogFile(launch.log, self._pipe)
+        self.is_done = False
+        with suppress(OSError):  # it has ended meanwhile, as `follow` will notice
+            self._channels[0].send({"folder": str(launch.folder.path)})
+
+    def follow(self, launch: Launch) -> Exit:
+        """Wait until the trial is done, all ranks have ended, or what runs must be ended, which the caller does."""
+        begun = monotonic()
+        kills = oom_kills()
+        ends_at: dict[EndedFor, float] = {
+            "deadline": begun + launch.deadline_s,
+            "straggling": inf,
+            "standstill": inf,
+            "cancelled": inf,
+        }
+        ram = _RamWatch(
+            launch.ram_ceiling_bytes and launch.ram_ceiling_bytes + self.kept_bytes,
+            begun + _RAM_CHECK_S,
+            psutil.virtual_memory().available,
+        )
+        first_s = None
+        taken = None
+        ended_for: EndedFor | None = None
+        while not ended_for:
+            self._wait(_FLOODED_TICK_S if self._log.pump() else _TICK_S)
+            now = monotonic()
+            ended = self._started.ended()
+            if ended and not self._codes:
+                ends_at["straggling"] = now + launch.ending.follow_within_s
+                first_s = now - begun
+            self._codes.update(ended)
+            is_measured = self._take_messages(launch)
+            running = [
+                pid for rank, pid in enumerate(self._started.pids) if rank not in self._codes
+            ]
+            if not running or self.is_done:
+                break
+            stacks_end = min(ends_at["standstill"], now + launch.ending.stacks_within_s)
+            ends_at["standstill"] = stacks_end if launch.folder.has_stacks() else inf
+            ended_for = next((reason for reason, at in ends_at.items() if now >= at), None)
+            is_asked = ends_at["cancelled"] < inf
+            if not ended_for and not is_asked and launch.should_end and launch.should_end():
+                # a shared process may live on: it has the time of a block to end its trial
+                patience_s = max(launch.ending.block_within_s, now - begun)
+                ends_at["cancelled"] = now + (patience_s if self._ask_to_end() else 0.0)
+                ended_for = None if ends_at["cancelled"] > now else "cancelled"
+            if not ended_for and is_measured:
+                ended_for = "done"
+            if not ended_for and (taken := ram.above_ceiling(running, now)) is not None:
+                ended_for = "memory"
+        if self.is_done:
+            self._log.close()
+        by_rank = [self._codes.get(rank) for rank in range(launch.ranks)]
+        return Exit(
+            code=0 if self.is_done else by_rank[0],
+            codes=(0,) if self.is_done else tuple(by_rank),
+            first=next(iter(self._codes), None),
+            first_s=first_s,
+            ended_for="cancelled" if ends_at["cancelled"] < inf else ended_for,
+            memory_bytes=taken,
+            was_oom_killed=oom_kills() > kills,
+            wall_s=monotonic() - begun,
+        )
+
+    def can_go_on(self) -> bool:
+        """Return whether a shared process still waits for a job."""
+        self._codes.update(self._started.ended())
+        return self.is_done and bool(self._channels) and not self._codes
+
+    def end(self) -> None:
+        """End all that the ranks have started, and wait until it is gone."""
+        self._held.close()
+        until = monotonic() + _GONE_WITHIN_S  # for the codes of ranks that were killed
+        while len(self._codes) < len(self._started.pids) and monotonic() < until:
+            self._wait(_TICK_S)
+            self._codes.update(self._started.ended())
+
+    def _end_all(self) -> None:
+        kill_all(self._started.pids, self._token, spare=self._started.spare)
+        self._log.close()
+        if len(self._started.pids) > 1:
+            free_segments(self._segments)
+        self._listener = None
+        while self._channels:
+            self._channels.pop().close()
+
+    def _wait(self, within_s: float) -> None:
+        """Wait until a rank has ended or sends a message."""
+        sources: list[Any] = [*self._started.wakes, *self._channels]
+        if self._listener is not None and len(self._channels) < _MOST_CONNECTIONS:
+            sources.append(self._listener)
+        # without a descriptor for the ends of processes, ask for them
+        wait(sources, within_s if self._started.wakes else min(within_s, 0.01))
+
+    def _take_messages(self, launch: Launch) -> bool:
+        """Read what the processes have sent; return whether a script says that it was measured."""
+        with suppress(OSError):  # nobody has connected
+            if self._listener is not None and len(self._channels) < _MOST_CONNECTIONS:
+                self._channels.append(Channel(self._listener.accept()[0]))
+        is_measured = False
+        for channel in [*self._channels]:
+            try:
+                for _ in range(_MESSAGES_AT_ONCE):
+                    message = channel.receive(0.0)
+                    if message is None:
+                        break
+                    if "block" in message and len(launch.blocks) < _MOST_BLOCKS:
+                        launch.blocks.extend(_blocks_in(message["block"]))
+                    self.is_done |= "done" in message and self._is_shared
+                    is_measured |= "measured" in message
+            except EOFError:
+                self._channels.remove(channel)
+                channel.close()
+        return is_measured
+
+    def _ask_to_end(self) -> bool:
+        """Ask a shared process to end its trial; return whether it could be asked."""
+        if self._is_shared and self._channels:
+            with suppress(OSError):
+                self._channels[0].send({"enough": True}, within_s=0.0)
+                return True
+        return False
+
+
+def _blocks_in(sent: object) -> list[Block]:
+    """Return the block that a rank has sent; nothing if it is none, since user code may have written it."""
+    with suppress(ValidationError):
+        block = Block.model_validate(sent)
+        if block.samples > 0 and 0 < block.seconds < inf:
+            return [block]
+    return []
 
 
 @contextmanager
-def sockets_in(folder: TrialFolder) -> Iterator[None]:
-    """A folder for sockets that is gone with the trial; where none can be made, processes find a place themselves.
+def _listening_in(folder: TrialFolder) -> Iterator[socket.socket | None]:
+    """Listen for a trial's processes in a folder for sockets that is gone with the trial.
 
-    That place may be too long for a socket, and a trial with loader workers then hangs to its
-    deadline.
+    Without a place for temporary files there is None: no trial is stopped early, no process shared,
+    and multiprocessing finds a place itself. That place may be too long for a socket, and a trial
+    with loader workers then hangs to its deadline.
 
     Its name is as long as those that multiprocessing gives. Once the fork server knows of it, it is
-    gone even where this process is killed; so nothing is waited for in between.
+    gone even if this process is killed; so nothing is waited for in between.
     """
     with ExitStack() as held:
+        listener = None
         with suppress(OSError):
-            made = TemporaryDirectory(
-                prefix="pymp-", dir=_place_for_sockets(), ignore_cleanup_errors=True
+            made = held.enter_context(
+                TemporaryDirectory(
+                    prefix="pymp-", dir=_place_for_sockets(), ignore_cleanup_errors=True
+                )
             )
-            folder.sockets.symlink_to(held.enter_context(made))
-        yield
+            folder.sockets.symlink_to(made)
+            opened = held.enter_context(socket.socket(socket.AF_UNIX))
+            opened.bind(f"{made}/{CHANNEL}")
+            opened.listen()
+            opened.setblocking(False)
+            listener = opened
+        yield listener
 
 
 def _place_for_sockets() -> str:
-    """Where temporary files go, unless a socket there can't be bound for its path's length: its loader would hang.
+    """Return where temporary files go, unless the path is too long for a socket: its loader would hang.
 
     Source: CPython's issue 132124; newer versions of multiprocessing go the same way.
     """
@@ -393,136 +478,49 @@ def _place_for_sockets() -> str:
     return place if len(os.fsencode(place)) + len(_SOCKET) < _SOCKET_PATH_BYTES else "/tmp"  # noqa: S108
 
 
-def _watch(launch: Launch, token: str, start: Callable[[int], Started]) -> Exit:
-    log = LogFile(launch.log)
-    try:
-        started = start(log.output)
-    except BaseException:
-        kill_all((), token)
-        log.close()
-        raise
-    finally:
-        os.close(log.output)
-    begun = monotonic()
-    kills = oom_kills()
-    before = segments()
-    try:
-        end = _wait(started, launch, log, begun)
-    finally:
-        kill_all(started.pids, token, spare=started.spare)
-        if launch.ranks > 1:
-            free_segments(before)
-        log.close()
-    _await_last_exits(started, end.codes.count(None))
-    return replace(end, was_oom_killed=oom_kills() > kills)
-
-
-def _wait(started: Started, launch: Launch, log: LogFile, begun: float) -> Exit:
-    codes: dict[int, int] = {}
-    ends_at: dict[EndedFor, float] = {
-        "deadline": begun + launch.deadline_s,
-        "straggling": inf,
-        "standstill": inf,
-    }
-    ram = _RamWatch(
-        launch.ram_ceiling or (lambda: launch.ram_ceiling_bytes),
-        begun + _RAM_CHECK_S,
-        psutil.virtual_memory().available,
-    )
-    running = started.pids
-    first_s = None
-    taken = None
-    ended_for: EndedFor | None = None
-    while running and ended_for is None:
-        is_flooded = log.pump()
-        ended = started.poll(_FLOODED_TICK_S if is_flooded else _TICK_S)
-        now = monotonic()
-        if ended and not codes:
-            ends_at["straggling"] = now + launch.ending.follow_within_s
-            first_s = now - begun
-        stacks_end = min(ends_at["standstill"], now + launch.ending.stacks_within_s)
-        ends_at["standstill"] = stacks_end if launch.folder.has_stacks() else inf
-        codes.update(ended)
-        running = [pid for rank, pid in enumerate(started.pids) if rank not in codes]
-        if not running:
-            break
-        ended_for = next((reason for reason, at in ends_at.items() if now >= at), None)
-        if ended_for is None and launch.should_end is not None and launch.should_end():
-            ended_for = "cancelled"
-        if ended_for is None and launch.folder.done.exists():
-            ended_for = "done"
-        if ended_for is None and (taken := ram.above_ceiling(running, now)) is not None:
-            ended_for = "memory"
-    by_rank = tuple(codes.get(rank) for rank in range(launch.ranks))
-    return Exit(
-        code=by_rank[0],
-        codes=by_rank,
-        first=next(iter(codes), None),  # they are in the order in which they came
-        first_s=first_s,
-        ended_for=ended_for,
-        memory_bytes=taken,
-        wall_s=monotonic() - begun,
-    )
-
-
-def _await_last_exits(started: Started, count: int) -> None:
-    """Receive the exits of ranks that were ended, so that they are not taken for the next trial's."""
-    begun = monotonic()
-    while (
-        count > 0 and (left_s := begun + 5.0 - monotonic()) > 0
-    ):  # for the codes of ranks that were killed
-        count -= len(started.poll(left_s))
-
-
 @dataclass(slots=True)
 class _RamWatch:
-    """Checks a trial's memory from time to time, and sums up its processes only where that may matter."""
+    """Checks a trial's memory from time to time, and sums up its processes only if that may matter."""
 
-    ceiling: Callable[[], int | None]
+    ceiling_bytes: int | None
     next_check: float
     free_bytes: int
     checks: int = 0
 
     def above_ceiling(self, leaders: Collection[int], now: float) -> int | None:
-        """Memory of the ranks together where it is above the ceiling."""
-        if now < self.next_check or (ceiling_bytes := self.ceiling()) is None:
+        """Return the memory of the ranks together if it is above the ceiling."""
+        if now < self.next_check or self.ceiling_bytes is None:
             return None
         self.next_check = now + _RAM_CHECK_S
-        self.checks = self.checks + 1
+        self.checks += 1
         taken_bytes = self.free_bytes - psutil.virtual_memory().available
-        if taken_bytes < _WORTH_A_CHECK * ceiling_bytes and self.checks % _CHECKS_ANYWAY != 0:
+        if taken_bytes < _WORTH_A_CHECK * self.ceiling_bytes and self.checks % _CHECKS_ANYWAY != 0:
             return None
-        return bytes_above(leaders, ceiling_bytes)
+        return bytes_above(leaders, self.ceiling_bytes)
 
 
 class LogFile:
-    """Writes what comes out of a pipe to a file, at most half a MiB.
-
-    Attributes:
-        output: the descriptor that a trial's processes write to, for the caller to close.
+    """Writes what comes out of a pipe that does not block to a file, at most half a MiB.
 
     Raises:
-        RunFolderError: the log can't be written; nothing stays open.
+        RunFolderError: The log can't be written.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._pipe, self.output = os.pipe()
+    def __init__(self, path: Path, pipe: int) -> None:
+        self._pipe = pipe
         try:
             descriptor = os.open(
                 path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600
             )
         except OSError as error:
-            os.close(self._pipe)
-            os.close(self.output)
             raise disk_error(path, error) from error
         self._file: BinaryIO = open(descriptor, "wb", buffering=0)  # noqa: PTH123, SIM115 - a descriptor, closed by close()
-        os.set_blocking(self._pipe, False)
         self._room = _HEAD_BYTES
         self._dropped = 0
         self._tail = bytearray()
 
     def pump(self) -> bool:
-        """Read what is in the pipe now, 1 MiB at most; whether it was full, so that more may wait."""
+        """Read what is in the pipe now, 1 MiB at most; return whether it was full, so that more may wait."""
         taken = 0
         with suppress(BlockingIOError):
             while taken < _PUMP_BYTES and (chunk := os.read(self._pipe, _CHUNK_BYTES)):
@@ -532,13 +530,14 @@ class LogFile:
 
     def close(self) -> None:
         """Read the rest and write the end; a full disk costs the log its end, not the study a trial."""
+        if self._file.closed:
+            return
         while self.pump():
             pass
         if self._dropped:
             self._write(f"\n... {self._dropped:,} bytes left out ...\n".encode())
         self._write(self._tail)
         self._file.close()
-        os.close(self._pipe)
 
     def _keep(self, chunk: bytes) -> None:
         head = chunk[: self._room]

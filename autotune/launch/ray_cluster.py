@@ -141,7 +141,7 @@ class OneHost:
     """Another job uses it: other hosts come first until then, by monotonic()."""
 
     def call(self, method: str, *arguments: object) -> Any:
-        """Call a method of the actor; the reference to its answer.
+        """Call a method of the actor; return the reference to its answer.
 
         Raises:
             HostLostError: the actor is gone.
@@ -154,7 +154,7 @@ class OneHost:
             raise HostLostError(self) from error
 
     def receive(self, reference: Any, *, was_running: bool = False) -> Any:
-        """The answer to a call.
+        """Return the answer to a call.
 
         Raises:
             HostLostError: the host is gone, in whichever way Ray reports that.
@@ -187,7 +187,7 @@ class OneHost:
         self.payloads.add(key)
 
     def describe(self) -> Environment | Note:
-        """The machine by the actor's description, which also names its interface; or why it can't be used."""
+        """Return the machine by the actor's description, which also names its interface; or why it can't be used."""
         try:
             facts = HostFacts.model_validate_json(ray.get(self.answer))
         except (exceptions.RayError, ValueError) as error:
@@ -234,7 +234,7 @@ class HostLostError(Exception):
 
 
 def most_of_a_kind(environments: Sequence[Environment]) -> Environment | None:
-    """A machine of the kind that most are of; accelerators come before processors."""
+    """Return a machine of the kind that most are of; accelerators come before processors."""
     count = Counter(environment.fingerprint for environment in environments)
 
     def weight(machine: Environment) -> tuple[bool, int, int]:
@@ -248,7 +248,7 @@ def most_of_a_kind(environments: Sequence[Environment]) -> Environment | None:
 
 
 def living_nodes() -> dict[str, dict[str, Any]]:
-    """Ray's description of each node that is alive, by its id."""
+    """Return Ray's description of each node that is alive, by its id."""
     return {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}  # type: ignore[no-untyped-call] # Ray's own
 
 
@@ -274,7 +274,7 @@ def start_actor(node: str, found: Mapping[str, Any], device: str) -> OneHost:
 
 
 def of_other_kind(name: str, environment: Environment, chosen: Environment) -> Note:
-    """That a host is of another kind than the chosen one."""
+    """Return the note that a host is of another kind than the chosen one."""
     own = _describe_kind(chosen)
     other = _describe_kind(environment)
     reason = f"a study is bound to one kind of machine, here {own}, but it has {other}"
@@ -286,7 +286,7 @@ def _describe_kind(environment: Environment) -> str:
     return f"{count}{environment.device_name}, {environment.cores} cores, torch {environment.torch}"
 
 
-# Whole hosts reserved in Ray for one search, so that no other job of the cluster runs beside a
+# Whole hosts reserved in Ray for one search, so that no other job of the cluster runs next to a
 # trial.
 #
 # A placement group over a trial's hosts is kept for a moment after the trial: to reserve them again
@@ -313,7 +313,7 @@ class Reservations:
         self._kept: dict[tuple[str, ...], _Reservation] = {}
 
     def reserve(self, hosts: Sequence[OneHost]) -> PlacementGroup:
-        """The group of the last trial on these hosts where it is still kept, else a new one, which may not be ready."""
+        """Return the kept group of the last trial on these hosts, else a new one, which may not be ready."""
         nodes = tuple(host.node for host in hosts)
         with self._lock:
             kept = self._kept.get(nodes)
@@ -331,7 +331,7 @@ class Reservations:
             return kept.group
 
     def give_back_soon(self, nodes: tuple[str, ...]) -> None:
-        """A trial on these nodes has ended; the next one most likely comes at once."""
+        """Give back the hosts of a trial that has ended, unless the next one comes soon, as is likely."""
         with self._lock:
             kept = self._kept.get(nodes)
             if kept is None:

@@ -27,10 +27,12 @@ from autotune.config.environment import Environment
 from autotune.errors import AutotuneError, LauncherError
 from autotune.frozen import FrozenModel
 from autotune.launch.launcher import Exit, Launch
-from autotune.launch.local import ForkServerLauncher
+from autotune.launch.local import LocalLauncher
 from autotune.launch.runner import TrialRunner
+from autotune.policy import Ending
 from autotune.protocol.disk import TrialFolder, remove_made, write_model
 from autotune.protocol.messages import DescribeJob, GroupPart, Job, TrialJob
+from autotune.records.measurement import Block
 from autotune.version import __version__
 
 _DESCRIBE_WITHIN_S = 120.0  # our convention, as fork_server.py's for its start
@@ -78,7 +80,7 @@ class HostTask(FrozenModel):
     part: GroupPart
     """The host's ranks."""
     ram_ceiling_bytes: int | None
-    """As a Launch has it."""
+    ending: Ending
 
 
 class HostAnswer(FrozenModel):
@@ -100,17 +102,19 @@ class Host:
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        _leave_rays_path()
+        # Ray puts folders with its own packages before the user's.
+        rays = str(Path(ray.__file__).parent) + os.sep
+        sys.path[:] = [entry for entry in sys.path if not entry.startswith(rays)]
         _remove_left_behind()
         self._scratch, self._alive = _own_folder()
         self._environment = trial_environment(os.environ, environment)
-        self._launcher = ForkServerLauncher(self._scratch / "server.log", self._environment)
+        self._launcher = LocalLauncher(self._scratch / "server.log", self._environment)
         self._turn, self._cancelled, self._is_closing = Lock(), set[str](), Event()
-        self._streaming: dict[str, Path] = {}
-        """Where the blocks of the trial that runs come, by its ticket."""
+        self._blocks: dict[str, list[Block]] = {}
+        """Blocks of the trial that runs, by its ticket."""
 
     def describe(self, device: str, address: str) -> str:
-        """HostFacts of this host, which has this address in the cluster, as JSON."""
+        """Return HostFacts of this host, which has this address in the cluster, as JSON."""
         runner = TrialRunner(
             launcher=self._launcher,
             payload=self._scratch,
@@ -126,17 +130,16 @@ class Host:
         except AutotuneError as error:
             found = None
             reason = str(error)
-        interfaces = psutil.net_if_addrs().items()
-        own = next(
-            (
-                name
-                for name, known in interfaces
-                if any(entry.address == address for entry in known)
-            ),
-            None,
-        )
+        own = [
+            name
+            for name, known in psutil.net_if_addrs().items()
+            if address in {entry.address for entry in known}
+        ]
         return HostFacts(
-            version=__version__, environment=found, reason=reason, interface=own
+            version=__version__,
+            environment=found,
+            reason=reason,
+            interface=own[0] if own else None,
         ).model_dump_json()
 
     def take(self, key: str, name: str, offset: int, data: bytes) -> None:
@@ -155,7 +158,7 @@ class Host:
             raise LauncherError(f"{why}; free space there, or set TMPDIR for ray start") from error
 
     def free_port(self) -> int:
-        """A port that is not in use now."""
+        """Return a port that is not in use now."""
         for port in secrets.SystemRandom().sample(
             range(_FIRST_PORT, _FIRST_PORT + _PORTS), _PORT_TRIES
         ):
@@ -165,18 +168,17 @@ class Host:
         raise OSError(f"no free port was found from {_FIRST_PORT} to {_FIRST_PORT + _PORTS}")
 
     def run(self, task: str) -> str:
-        """Run a HostTask's ranks to their end; a HostAnswer. Both as JSON."""
+        """Run a HostTask's ranks to their end; return a HostAnswer. Both are JSON."""
         with self._turn:  # a trial that was cancelled may not have ended yet
             return self._run(HostTask.model_validate_json(task)).model_dump_json()
 
     def cancel(self, ticket: str) -> None:
-        """End a task where it runs, or as soon as it does."""
+        """End a task if it runs, or as soon as it does."""
         self._cancelled.add(ticket)
 
-    def blocks(self, ticket: str, offset: int) -> bytes:
-        """What the task has written of its window's blocks from an offset in bytes on."""
-        path = self._streaming.get(ticket)  # not begun yet, or over
-        return b"" if path is None else _read(path, offset) or b""
+    def blocks(self, ticket: str, known: int) -> list[str]:
+        """Return further blocks of the task's window, as JSON; none before it begins and once it is over."""
+        return [block.model_dump_json() for block in self._blocks.get(ticket, [])[known:]]
 
     def close(self) -> None:
         """End the trial that runs and the fork server, and remove the host's files."""
@@ -195,7 +197,6 @@ class Host:
             raise LauncherError(f"{where} {wanted}; use a file system that the hosts share")
         folder = TrialFolder(Path(tempfile.mkdtemp(prefix="trial-", dir=self._scratch)))
         log = folder.path / "log"
-        self._streaming = {task.ticket: folder.blocks}
         try:
             write_model(folder.job, self._own_job(task.job, folder))
             launch = Launch(
@@ -204,8 +205,10 @@ class Host:
                 deadline_s=task.job.process.deadline_s,
                 ranks=task.part.ranks,
                 ram_ceiling_bytes=task.ram_ceiling_bytes,
+                ending=task.ending,
                 should_end=lambda: self._is_closing.is_set() or task.ticket in self._cancelled,
             )
+            self._blocks = {task.ticket: launch.blocks}
             exit_ = self._launcher.launch(launch)
             found = {path.name: _read(path) for path in answer_files(folder, task.part)}
             files = {name: data for name, data in found.items() if data is not None}
@@ -237,30 +240,23 @@ _ALIVE = "alive"
 
 
 def trial_environment(here: Mapping[str, str], callers: Mapping[str, str]) -> dict[str, str]:
-    """The environment of trials on a host: the caller's, except for variables that are the host's own or Ray's."""
+    """Return the environment of trials on a host: the caller's, except for variables of the host's own or Ray's."""
     own = {name: value for name, value in here.items() if not name.startswith(_RAYS_OWN)}
     sent = {name: value for name, value in callers.items() if not name.startswith(_OF_THE_HOST)}
     return own | sent
 
 
 def answer_files(folder: TrialFolder, part: GroupPart) -> list[Path]:
-    """The files that some ranks of a trial may leave in its folder: their reports and stacks."""
+    """Return the files that some ranks of a trial may leave in its folder: their reports and stacks."""
     ranks = range(part.first_rank, part.first_rank + part.ranks)
     return [path for rank in ranks for path in (folder.report_of(rank), folder.stack_of(rank))]
 
 
-def _read(path: Path, offset: int = 0) -> bytes | None:
-    """A file's content; None where there is none. A file that is far too large is cut, and no valid report any more."""
+def _read(path: Path) -> bytes | None:
+    """Return a file's content, None if there is none; one that is far too large is cut, and is no valid report."""
     with suppress(OSError), path.open("rb") as file:
-        file.seek(offset)
         return file.read(_FILE_BYTES)
     return None
-
-
-def _leave_rays_path() -> None:
-    """Remove the folders that Ray puts before the user's from the search path: its own packages are in them."""
-    rays = str(Path(ray.__file__).parent) + os.sep
-    sys.path[:] = [entry for entry in sys.path if not entry.startswith(rays)]
 
 
 def _own_folder() -> tuple[Path, FileLock]:

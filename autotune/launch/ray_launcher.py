@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from itertools import accumulate
 from math import inf
 from pathlib import Path
 from threading import Condition
@@ -36,6 +37,7 @@ from autotune.launch.ray_host import HostAnswer, HostTask, answer_files
 from autotune.note import Note
 from autotune.protocol.disk import monotonic, write_atomic, write_model
 from autotune.protocol.messages import DescribeJob, GroupPart, Job, RankReport, TrialJob, read_job
+from autotune.records.measurement import Block
 from autotune.records.trial import Outcome, TrialResult
 
 # The hosts of a Ray cluster as a search uses them: found, described, reserved for a trial each,
@@ -77,7 +79,7 @@ class HostPool:
         self._queue: deque[object] = deque()
         self._refreshed = 0.0
         self.is_closed = False
-        """Whether the search is over."""
+        """True once the search is over."""
         self._bound: Environment | None = None
         """The kind of machine that this search is bound to."""
         with self._state:
@@ -85,14 +87,14 @@ class HostPool:
 
     @property
     def slots(self) -> int:
-        """Hosts that trials may run on now."""
+        """Return how many hosts trials may run on now."""
         with self._state:
             self._refresh()
             return max(1, len(self._hosts))
 
     @property
     def notes(self) -> tuple[Note, ...]:
-        """Hosts that are not used, and why."""
+        """Return the notes on hosts that are not used."""
         with self._state:
             return tuple(self._unused.values())
 
@@ -113,7 +115,7 @@ class HostPool:
         )
 
     def acquire(self, ranks: int) -> Team:
-        """Wait until a trial's turn has come and its hosts are free; each of them, and the ranks that it gets.
+        """Wait until a trial's turn has come and its hosts are free; return each of them, and the ranks that it gets.
 
         Raises:
             LauncherError: no host is left, the ranks don't fit, or other jobs keep the hosts.
@@ -131,7 +133,7 @@ class HostPool:
                     self.drop(host)
 
     def release(self, hosts: Collection[OneHost]) -> None:
-        """Hosts are free again."""
+        """Make hosts free for other trials."""
         nodes = tuple(host.node for host in hosts)
         with self._state:
             self._busy -= set(nodes)
@@ -174,80 +176,62 @@ class HostPool:
 
     def _next_team(self, ranks: int) -> Team:
         ticket = object()
+        missing_since: float | None = None
         with self._state:
             self._queue.append(ticket)
             try:
-                team = self._wait_for_turn(ticket, ranks)
-                self._busy |= {host.node for host, _ in team}
+                while True:
+                    if self.is_closed:
+                        raise LauncherError(SEARCH_IS_OVER)
+                    if self._queue[0] is ticket:
+                        self._refresh()
+                        team = self._team(ranks)
+                        if team:
+                            self._busy |= {host.node for host, _ in team}
+                            return team
+                        missing_since = None if team is not None else missing_since or monotonic()
+                    if missing_since and monotonic() - missing_since > _BACK_WITHIN_S:
+                        raise self._no_room(ranks)
+                    self._state.wait(_REFRESH_S)
             finally:
                 self._queue.remove(ticket)
                 self._state.notify_all()
-        return team
-
-    def _wait_for_turn(self, ticket: object, ranks: int) -> Team:
-        missing_since: float | None = None
-        while True:
-            if self.is_closed:
-                raise LauncherError(SEARCH_IS_OVER)
-            if self._queue[0] is ticket:
-                self._refresh()
-                team = self._team(ranks)
-                if team:
-                    return team
-                if team is not None:
-                    missing_since = None
-                elif missing_since is None:
-                    missing_since = monotonic()
-                elif monotonic() - missing_since > _BACK_WITHIN_S:
-                    raise (NoRoomError if self._hosts else LauncherError)(
-                        self._describe_missing(ranks)
-                    )
-            self._state.wait(_REFRESH_S)
 
     def _team(self, ranks: int) -> Team | None:
-        """Free hosts for so many ranks; [] where they are still busy, None where there are not enough at all."""
-        known = list(self._hosts.values())
-        if not known or self._bound is None:
+        """Return free hosts for N ranks; [] if they are still busy, None if there are not enough at all."""
+        if not self._hosts or self._bound is None:
             return None
-        per_host = (
-            self._bound.cores if self._bound.device_kind == "cpu" else self._bound.device_count
-        )
+        is_cpu = self._bound.device_kind == "cpu"
+        per_host = self._bound.cores if is_cpu else self._bound.device_count
+        is_spread = self._executor.ranks == "spread"
         try:
-            shares = places(
-                ranks, hosts=len(known), per_host=per_host, spread=self._executor.ranks == "spread"
-            )
+            shares = places(ranks, hosts=len(self._hosts), per_host=per_host, spread=is_spread)
         except ValueError:
             return None
-        free = [host for host in known if host.node not in self._busy]
+        free = [host for host in self._hosts.values() if host.node not in self._busy]
         free.sort(key=lambda host: host.aside_until > monotonic())
         if len(free) < len(shares):
             return []
+        firsts = accumulate(shares, initial=0)
         return [
             (
                 host,
-                GroupPart(
-                    host=number,
-                    first_rank=sum(shares[:number]),
-                    ranks=share,
-                    interface=host.interface,
-                ),
+                GroupPart(host=number, first_rank=first, ranks=share, interface=host.interface),
             )
-            for number, (host, share) in enumerate(zip(free, shares, strict=False))
+            for number, (host, first, share) in enumerate(zip(free, firsts, shares, strict=False))
         ]
 
-    def _describe_missing(self, ranks: int) -> str:
-        found = (
-            f"the {len(self._hosts)} that there are can't hold it"
-            if self._hosts
-            else "there is none"
-        )
+    def _no_room(self, ranks: int) -> LauncherError:
+        """Return the error for a trial that its hosts don't suffice for, or that has none."""
+        count = len(self._hosts)
+        found = f"the {count} that there are can't hold it" if count else "there is none"
         missing = (
             f"a trial of {ranks} {'rank' if ranks == 1 else 'ranks'} needs hosts of the cluster, "
             f"but {found} for "
             f"{_BACK_WITHIN_S:.0f} s; start nodes (ray start --address=HOST:PORT) and run the same "
             f"search again."
         )
-        return " ".join([missing, *map(str, self.notes)])
+        return (NoRoomError if count else LauncherError)(" ".join([missing, *map(str, self.notes)]))
 
     def _settle(self) -> None:
         """Wait until every node has answered."""
@@ -286,10 +270,10 @@ class HostPool:
         if is_patient and self._bound is None and len(ready) < len(waiting):
             return
         described: list[tuple[OneHost, Environment]] = []
-        for node in [
-            node for node, candidate in self._candidates.items() if candidate.answer in ready
-        ]:
-            candidate = self._candidates.pop(node)
+        for candidate in [*self._candidates.values()]:
+            if candidate.answer not in ready:
+                continue
+            del self._candidates[candidate.node]
             machine = candidate.describe()
             if isinstance(machine, Note):
                 self._refuse(candidate, machine)
@@ -382,16 +366,16 @@ class RayLauncher:
 
     @property
     def slots(self) -> int:
-        """Trials that can run at once, one a host."""
+        """Return the number of trials that can run at once, one a host."""
         return self._pool.slots
 
     @property
     def notes(self) -> tuple[Note, ...]:
-        """Hosts that are not used."""
+        """Return the notes on hosts that are not used."""
         return self._pool.notes
 
     def launch(self, launch: Launch) -> Exit:
-        """Run a trial on hosts that are free, and again elsewhere where one is lost.
+        """Run a trial on hosts that are free, and again elsewhere if one is lost.
 
         The outcome is invalid where the cluster has no room for the trial (any more), crashed where
         it loses one host after the other, and out of memory where Ray ends it for its host's
@@ -433,28 +417,23 @@ class RayLauncher:
 
     def _run(self, launch: Launch, job: Job, team: Team) -> Exit:
         if not isinstance(job, DescribeJob):
-            key = _key_of(job.payload)
+            stream = job.payload / "stream"
+            raw = (job.payload / "bytes").stat()
+            digest = zlib.crc32((job.payload / "index.json").read_bytes() + stream.read_bytes())
+            key = f"{digest:08x}-{raw.st_size}-{raw.st_mtime_ns}"
             for host, _ in team:
                 host.take_payload(key, job.payload)
             job = job.model_copy(update={"payload": Path(key)})
-        launch.folder.blocks.unlink(missing_ok=True)  # of a host that was lost
-        streams = isinstance(job, TrialJob) and job.streams_blocks
-        running = _RunningTrial(launch, BlockCopy(launch.folder.blocks) if streams else None)
+        launch.blocks.clear()  # of a host that was lost
+        running = RunningTrial(launch)
         answers = running.run(team, _jobs_of(job, team))
         if self._pool.is_closed:
             raise LauncherError(SEARCH_IS_OVER)
         return _collect(launch, team, answers, running.cancelled_for)
 
 
-def _key_of(payload: Path) -> str:
-    """Of what is in a payload: its index, its stream, and the raw bytes' size and age."""
-    raw = (payload / "bytes").stat()
-    digest = zlib.crc32((payload / "index.json").read_bytes() + (payload / "stream").read_bytes())
-    return f"{digest:08x}-{raw.st_size}-{raw.st_mtime_ns}"
-
-
 def _jobs_of(job: Job, team: Team) -> Sequence[Job]:
-    """The job of each host; the ranks of several hosts meet at the first one."""
+    """Return the job of each host; the ranks of several hosts meet at the first one."""
     if len(team) == 1 or not isinstance(job, TrialJob):
         return [job]
     first, _ = team[0]
@@ -463,45 +442,21 @@ def _jobs_of(job: Job, team: Team) -> Sequence[Job]:
 
 
 @dataclass(slots=True)
-class BlockCopy:
-    """Copies the blocks of a window from rank 0's host into the trial's folder here, one request at a time."""
-
-    path: Path
-    request: Any = None
-    """Reference to the answer that is under way."""
-    size: int = 0
-
-    def fetch(self, host: OneHost, ticket: str) -> None:
-        """Write what has arrived, and ask for more; returns at once."""
-        if self.request is not None:
-            if not ray.wait([self.request], timeout=0)[0]:
-                return
-            data = host.receive(self.request, was_running=True)
-            with (
-                suppress(OSError),
-                self.path.open("ab") as file,
-            ):  # a full disk: the trial is not stopped early
-                file.write(data)
-            self.size += len(data)
-        self.request = host.call("blocks", ticket, self.size)
-
-
-@dataclass(slots=True)
-class _RunningTrial:
-    """A trial under way on its hosts: followed to the end, cancelled where it must not go on."""
+class RunningTrial:
+    """A trial under way on its hosts: followed to the end, cancelled if it must not go on."""
 
     launch: Launch
-    blocks: BlockCopy | None
-    """Copies the blocks of rank 0's window, where they are asked for."""
     hosts: dict[Any, OneHost] = field(default_factory=dict)
     """By the reference to the host's answer."""
     begun: float = field(default_factory=monotonic)
     ticket: str = field(default_factory=lambda: uuid.uuid4().hex)
     cancelled_for: EndedFor | None = None
-    """Why the driver has ended it; None where it has not."""
+    """Why the driver has ended it; None if it has not."""
+    blocks: Any = None
+    """Reference to an answer with further blocks that is under way."""
 
     def run(self, team: Team, jobs: Sequence[Job]) -> list[HostAnswer]:
-        """Start the hosts' jobs and wait; every host's answer, in the order of the ranks."""
+        """Start the hosts' jobs and wait; return every host's answer, in the order of the ranks."""
         try:
             for (host, part), job in zip(team, jobs, strict=True):
                 task = HostTask(
@@ -509,19 +464,30 @@ class _RunningTrial:
                     job=job,
                     part=part,
                     ram_ceiling_bytes=self.launch.ram_ceiling_bytes,
+                    ending=self.launch.ending,
                 )
                 self.hosts[host.call("run", task.model_dump_json())] = host
-            return self._wait()
+            return self._wait(follows=isinstance(jobs[0], TrialJob) and jobs[0].streams_blocks)
         except BaseException:
-            self._cancel()
+            self._cancel("cancelled")
             raise
 
-    def _cancel(self) -> None:
+    def fetch_blocks(self, host: OneHost) -> None:
+        """Add the blocks that have arrived from rank 0's host, and ask for more; returns at once."""
+        if self.blocks is not None:
+            if not ray.wait([self.blocks], timeout=0)[0]:
+                return
+            arrived = host.receive(self.blocks, was_running=True)
+            self.launch.blocks.extend(map(Block.model_validate_json, arrived))
+        self.blocks = host.call("blocks", self.ticket, len(self.launch.blocks))
+
+    def _cancel(self, why: EndedFor) -> None:
+        self.cancelled_for = why
         for host in self.hosts.values():
             with suppress(HostLostError):
                 host.call("cancel", self.ticket)
 
-    def _wait(self) -> list[HostAnswer]:
+    def _wait(self, *, follows: bool) -> list[HostAnswer]:
         answers: dict[Any, HostAnswer] = {}
         straggling_from = inf
         while left := [reference for reference in self.hosts if reference not in answers]:
@@ -530,24 +496,19 @@ class _RunningTrial:
             for reference in ready:
                 answer = self.hosts[reference].receive(reference, was_running=True)
                 answers[reference] = HostAnswer.model_validate_json(answer)
-            if len(answers) == len(self.hosts):
-                break
             now = monotonic()
             if ready:
                 straggling_from = min(straggling_from, now + self.launch.ending.follow_within_s)
-            if self.blocks is not None and (first := next(iter(self.hosts))) not in answers:
-                self.blocks.fetch(self.hosts[first], self.ticket)
-            if self.cancelled_for is None:
-                self._cancel_where_due(is_late=now >= straggling_from)
+            if follows and (first := next(iter(self.hosts))) not in answers:
+                self.fetch_blocks(self.hosts[first])
+            if self.cancelled_for is None and len(answers) < len(self.hosts):
+                if self.launch.should_end is not None and self.launch.should_end():
+                    self._cancel("cancelled")
+                elif now >= straggling_from:
+                    self._cancel("straggling")
             if now > self.begun + self.launch.deadline_s + _SILENT_S:
                 raise HostLostError(self.hosts[left[0]], was_running=True)
         return [answers[reference] for reference in self.hosts]
-
-    def _cancel_where_due(self, *, is_late: bool) -> None:
-        is_called_off = self.launch.should_end is not None and self.launch.should_end()
-        if is_called_off or is_late:
-            self.cancelled_for = "cancelled" if is_called_off else "straggling"
-            self._cancel()
 
 
 def _collect(
@@ -573,7 +534,7 @@ def _collect(
 def merged_exit(
     exits: Sequence[Exit], parts: Sequence[GroupPart], cancelled_for: EndedFor | None = None
 ) -> Exit:
-    """How a group over several hosts ended; the first rank to end is that of the host with the earliest end.
+    """Return how a group over several hosts ended; the first rank to end is that of the host with the earliest end.
 
     `cancelled_for`: why the driver has cancelled the trial, which the hosts do not know.
     """
@@ -583,27 +544,25 @@ def merged_exit(
         if exit_.first_s is not None and exit_.first is not None
     ]
     first_s, first = min(ends, default=(None, None))
-    reasons = {
-        (cancelled_for or "cancelled") if exit_.ended_for == "cancelled" else exit_.ended_for
-        for exit_ in exits
-    }
+    reasons = {exit_.ended_for for exit_ in exits}
+    if "cancelled" in reasons:
+        reasons = {*reasons - {"cancelled"}, cancelled_for or "cancelled"}
     codes = tuple(code for exit_ in exits for code in exit_.codes)
+    memory_bytes = [exit_.memory_bytes for exit_ in exits if exit_.memory_bytes is not None]
     return Exit(
         code=codes[0],
         codes=codes,
         first=first,
         first_s=first_s,
         ended_for=next((reason for reason in _BY_WEIGHT if reason in reasons), None),
-        memory_bytes=max(
-            (exit_.memory_bytes for exit_ in exits if exit_.memory_bytes is not None), default=None
-        ),
+        memory_bytes=max(memory_bytes, default=None),
         was_oom_killed=any(exit_.was_oom_killed for exit_ in exits),
         wall_s=max(exit_.wall_s for exit_ in exits),
     )
 
 
 def _without_answer(launch: Launch, outcome: Outcome, reason: str, wall_s: float) -> Exit:
-    """The end of a trial that no host has answered: an outcome like any other."""
+    """Return the end of a trial that no host has answered: an outcome like any other."""
     write_model(
         launch.folder.report, RankReport(result=TrialResult(outcome=outcome, reason=reason))
     )

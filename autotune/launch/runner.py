@@ -7,14 +7,9 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
-from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
-
-from pydantic import ValidationError
 
 from autotune.config.plan import ScriptFacts
 from autotune.config.training_config import TrainingConfig
@@ -36,86 +31,57 @@ from autotune.records.measurement import Block, MemoryLimits
 from autotune.records.result import Curves
 from autotune.records.trial import TrialResult
 
-# The blocks of a trial under way: what rank 0 has written of them, and the decision whether the
-# trial goes on.
+# The blocks of a trial under way, and the decision whether it goes on.
 
 
 ShouldEnd = Callable[[tuple[Block, ...]], Note | str | None]
 """Given the blocks of a trial so far: why it is to be ended, or None."""
 
-_PART_BYTES = 64 * 1024  # our convention: some 500 blocks; the user's code may write more than that
-_MOST_BLOCKS = 10_000  # our convention: far more than a window of 8 s has
-
 
 @dataclass(slots=True)
-class BlockStream:
-    """Reads the blocks that a trial's rank 0 writes, and asks for each new one whether the trial may go on."""
+class Race:
+    """Asks whether a trial may go on each time that blocks of its rank 0 have come."""
 
-    path: Path
     ranks: int
     should_end: ShouldEnd
     blocks: list[Block] = field(default_factory=list)
+    """Of rank 0, which the launcher adds."""
     reason: Note | str | None = None
-    _read: int = 0
+    _asked: int = 0
+    """Blocks at the last question."""
 
     def is_lost(self) -> bool:
-        """Whether the trial is to be ended; called many times a second."""
-        if self.reason is None and self._read_new():
-            self.reason = self.should_end(tuple(self.blocks))
+        """Return whether the trial is to be ended; called many times a second."""
+        if self.reason is None and len(self.blocks) != self._asked:
+            self._asked = len(self.blocks)
+            self.reason = self.should_end(self._of_all_ranks()) if self.blocks else None
         return self.reason is not None
 
-    def stopped(self) -> TrialResult:
+    def result(self) -> TrialResult:
         """Return the result of a trial that was ended; blocks of the warm-up count if there are no others."""
-        in_window = tuple(block for block in self.blocks if not block.is_warm_up)
-        blocks = in_window or tuple(self.blocks)
-        return TrialResult(outcome="pruned", reason=str(self.reason or ""), blocks=blocks)
+        blocks = self._of_all_ranks()
+        in_window = tuple(block for block in blocks if not block.is_warm_up)
+        reason = str(self.reason or "")
+        return TrialResult(outcome="pruned", reason=reason, blocks=in_window or blocks)
 
-    def _read_new(self) -> bool:
-        """Read the blocks that have been written since; whether there are any.
-
-        A line that is not a block is skipped: a full disk may have cut it off, and the next block
-        continues it.
-        """
-        try:
-            lines = self._read_lines()
-        except FileNotFoundError:  # the window has not begun, or has begun again on another host
-            self._read = 0
-            self.blocks.clear()
-            return False
-        except OSError:
-            return False
-        known = len(self.blocks)
-        for line in lines.splitlines():
-            with suppress(ValidationError):
-                block = Block.model_validate_json(line)
-                if block.samples > 0 and 0 < block.seconds < inf and known < _MOST_BLOCKS:
-                    made = None if block.made is None else block.made * self.ranks
-                    self.blocks.append(
-                        block.model_copy(
-                            update={"samples": block.samples * self.ranks, "made": made}
-                        )
-                    )
-        return len(self.blocks) > known
-
-    def _read_lines(self) -> bytes:
-        """The complete lines that were written since, at most one part: the user's code may write anything there."""
-        descriptor = os.open(
-            self.path, os.O_RDONLY | os.O_NONBLOCK
-        )  # a pipe must not block the parent
-        try:
-            data = os.pread(descriptor, _PART_BYTES, self._read)
-        finally:
-            os.close(descriptor)
-        lines, newline, rest = data.rpartition(b"\n")
-        self._read += len(rest) if len(rest) == _PART_BYTES else len(lines) + len(newline)
-        return lines
+    def _of_all_ranks(self) -> tuple[Block, ...]:
+        """Return the blocks as if all ranks had trained as rank 0 has."""
+        return tuple(
+            block.model_copy(
+                update={
+                    "samples": block.samples * self.ranks,
+                    "made": None if block.made is None else block.made * self.ranks,
+                }
+            )
+            for block in self.blocks
+        )
 
 
-# TrialRunner: runs one job of each kind through a launcher, and hands on its report.
+# TrialRunner: runs one job of each kind through a launcher, and returns its report.
 #
 # Only trials run as groups; every other job runs in one process. A job is run again to find the
-# place of a failure, to go on where a process has ended, or where somebody else has disturbed it;
-# all runs share the job's deadline.
+# place of a failure, to go on where a process has ended, or if somebody else has disturbed it; all
+# runs share the job's deadline.
 
 
 _AnyJob = TypeVar(
@@ -126,7 +92,6 @@ _AnyJob = TypeVar(
     messages.CurvesJob,
     messages.StressJob,
 )
-_Placed = TypeVar("_Placed", messages.TrialJob, messages.ProbeJob)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,11 +116,11 @@ class TrialRunner:
 
     @property
     def is_short_search(self) -> bool:
-        """Whether looks at the sides and at precisions are kept short."""
+        """Return whether curves and precision checks are kept short."""
         return self.build_s >= self.policy.time.slow_build_s
 
     def with_script(self, script: ScriptFacts | None) -> TrialRunner:
-        """A runner whose trials know what was seen of their script."""
+        """Return a runner whose trials know what was seen of their script."""
         return replace(self, script=script)
 
     def run(
@@ -176,27 +141,21 @@ class TrialRunner:
         """
         own = {"window": window, "extras": extras, "streams_blocks": should_end is not None}
         job = self._job_for(messages.TrialJob, config, deadline_s, **own)
-        return _find_place(job, partial(self._run, name, should_end)).result
+        return self._run(name, job, should_end).result
 
     def probe(self, config: TrainingConfig, *, deadline_s: float) -> RankReport:
-        """Take a first look at the workload: environment and facts, or a result with the reason why it fails."""
-        return _find_place(
-            self._job_for(messages.ProbeJob, config, deadline_s), partial(self._run, "probe", None)
-        )
+        """Probe the workload: return environment and facts, or a result with the reason why it fails."""
+        return self._run("probe", self._job_for(messages.ProbeJob, config, deadline_s))
 
     def describe(self, *, deadline_s: float) -> RankReport:
         """Describe the machine alone, without a workload."""
-        return self._run("describe", None, messages.DescribeJob(process=self._process(deadline_s)))
+        return self._run("describe", messages.DescribeJob(process=self._process(deadline_s)))
 
     def guard(self, config: TrainingConfig, *, name: str, deadline_s: float) -> RankReport:
         """Compare a configuration's precision to float32; `config` has the batch size to compare at."""
-        return self._run(
-            name,
-            None,
-            self._job_for(
-                messages.PrecisionJob, config, deadline_s, is_short_search=self.is_short_search
-            ),
-        )
+        is_short = self.is_short_search
+        job = self._job_for(messages.PrecisionJob, config, deadline_s, is_short_search=is_short)
+        return self._run(name, job)
 
     def curves(
         self,
@@ -208,38 +167,38 @@ class TrialRunner:
         roofline: bool = False,
         known: Curves | None = None,
     ) -> RankReport:
-        """Measure loader and device alone in variations of a configuration, in another process where one ends early.
+        """Measure loader and device alone in variations of a configuration, in another process if one ends early.
 
         Points of `known` are not measured again, and are reported with the others. A diagnosis,
         which asks for the roofline, shows whole curves; a search adds workers only while the loader
         grows with them.
         """
         alone = variations if self.command is not None else [*map(_alone, variations)]
-        points = {
-            "variations": tuple(alone),
-            "stretch_s": stretch_s,
-            "roofline": roofline,
-            "is_short_search": self.is_short_search,
-            "known": known,
-            "ends_early": not roofline,
-        }
-        return go_on(
-            self._job_for(messages.CurvesJob, config, deadline_s, **points),
-            partial(self._run, "curves", None),
+        job = self._job_for(
+            messages.CurvesJob,
+            config,
+            deadline_s,
+            variations=tuple(alone),
+            stretch_s=stretch_s,
+            roofline=roofline,
+            is_short_search=self.is_short_search,
+            known=known,
+            ends_early=not roofline,
         )
+        return go_on(job, lambda rest, suffix: self._run(f"curves{suffix}", rest))
 
     def stress(
         self, config: TrainingConfig, *, name: str, deadline_s: float, train_s: float
     ) -> RankReport:
         """Train on the largest samples for `train_s` seconds."""
         return self._run(
-            name, None, self._job_for(messages.StressJob, config, deadline_s, train_s=train_s)
+            name, self._job_for(messages.StressJob, config, deadline_s, train_s=train_s)
         )
 
     def _job_for(
         self, kind: type[_AnyJob], config: TrainingConfig, deadline_s: float, **own: Any
     ) -> _AnyJob:
-        """A job of a kind, with the fields that only this kind has."""
+        """Return a job of a kind, with the fields that only this kind has."""
         process = self._process(deadline_s)
         if self.command is not None:  # its ranks are its own to start
             own |= {"command": self.command, "script": self.script}
@@ -258,43 +217,74 @@ class TrialRunner:
             python_path=os.environ.get("PYTHONPATH"),
         )
 
-    def _run(
-        self, name: str, should_end: ShouldEnd | None, job: messages.Job, suffix: str = ""
-    ) -> RankReport:
-        """A job's report; that of a second run where somebody else has killed or stopped the first one's processes.
+    def _run(self, name: str, job: messages.Job, should_end: ShouldEnd | None = None) -> RankReport:
+        """Return a job's report; of one that was disturbed, or failed at an unknown place, after another run.
 
-        Of curves, another process measures the rest anyway: `go_on`.
+        If somebody else has killed or stopped a job's processes, the second run counts. Of curves,
+        another process measures the rest anyway: `go_on`.
+
+        A device's failure is noticed some time after it happened. The job is then run once more,
+        with launches that wait for their kernels, in what is left of the deadline, if that is no
+        less than the first run took. If it fails the same way, that is the failure; otherwise the
+        first failure stays, with a reason that says so. The second run measures nothing after the
+        window: what fails there is no failure of the trial.
         """
-        report, exit_ = self._run_once(f"{name}{suffix}", should_end, job)
+        report, exit_ = self._run_once(name, job, should_end)
         disturbance = disturbance_of(report, exit_)
         left_s = job.process.deadline_s - exit_.wall_s
-        if disturbance is None or report.curves is not None or left_s < exit_.wall_s:
+        if disturbance is not None and report.curves is None and left_s >= exit_.wall_s:
+            again, _ = self._run_once(f"{name}-anew", job.within(left_s), should_end)
+            report = with_note(again, disturbance)
+
+        failure = report.result.failure
+        took_s = report.result.wall_s
+        left_s = job.process.deadline_s - took_s
+        if (
+            failure is None
+            or not failure.is_asynchronous
+            or not isinstance(job, messages.TrialJob | messages.ProbeJob)
+        ):
             return report
-        rest = job.model_copy(update={"process": _with_deadline(job, left_s)})
-        again, _ = self._run_once(f"{name}{suffix}-anew", should_end, rest)
-        return with_note(again, disturbance)
+        addition = "no time was left to look for the place where the device failed"
+        if left_s >= took_s:
+            placed = job.within(left_s, blocks_launches=True)
+            if isinstance(placed, messages.TrialJob):
+                placed = placed.model_copy(
+                    update={"extras": messages.NO_EXTRAS, "streams_blocks": False}
+                )
+            second = self._run(f"{name}-blocking", placed)
+            took_s += second.result.wall_s
+            found = second.result.failure
+            outcome = second.result.outcome
+            if outcome == "crashed" and found is not None and not found.is_asynchronous:
+                return second.with_result(wall_s=took_s)
+            ended = f"it ended differently: {second.result.reason or outcome}"
+            end = "it did not fail" if outcome == "ok" else ended
+            addition = f"run once more, with launches that wait for their kernels, {end}"
+        return report.with_result(reason=f"{report.result.reason} ({addition})", wall_s=took_s)
 
     def _run_once(
-        self, name: str, should_end: ShouldEnd | None, job: messages.Job
+        self, name: str, job: messages.Job, should_end: ShouldEnd | None
     ) -> tuple[RankReport, Exit]:
         folder = TrialFolder(Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.scratch.absolute())))
         log = self.logs / f"{name}.log"
         ranks = 1
-        stream = None
+        race = None
         if isinstance(job, messages.TrialJob):
             is_one = job.command is not None
             ranks = 1 if is_one else job.config.process_count
             if job.config.strategy == "ddp" and not is_one:
                 job = job.model_copy(update={"rendezvous": f"file://{folder.rendezvous}"})
             if job.streams_blocks and should_end is not None:
-                stream = BlockStream(folder.blocks, ranks, should_end)
+                race = Race(ranks, should_end)
         launch = Launch(
             folder=folder,
             log=log,
             deadline_s=job.process.deadline_s,
             ranks=ranks,
             ram_ceiling_bytes=ram_ceiling_bytes(self.limits),
-            should_end=None if stream is None else stream.is_lost,
+            should_end=None if race is None else race.is_lost,
+            blocks=[] if race is None else race.blocks,
             ending=self.policy.ending,
         )
         is_first_probe = isinstance(job, messages.ProbeJob) and job.command is not None
@@ -313,66 +303,28 @@ class TrialRunner:
                     update={"facts": report.facts.model_copy(update={"script": script})}
                 )
             if (
-                stream is not None
+                race is not None
                 and exit_.ended_for == "cancelled"
                 and report.result.outcome == "pruned"
             ):
-                report = report.model_copy(update={"result": stream.stopped()})
+                report = report.model_copy(update={"result": race.result()})
         finally:
             shutil.rmtree(folder.path, ignore_errors=True)
         return report.with_result(wall_s=exit_.wall_s, log=f"{self.logs.name}/{log.name}"), exit_
 
 
 def _alone(config: TrainingConfig) -> TrainingConfig:
-    """The same settings in a single process on a single device."""
+    """Return the same settings in a single process on a single device."""
     return config.model_copy(update={"strategy": "single", "world_size": 1, "ddp": None})
-
-
-def _find_place(job: _Placed, run: Callable[[_Placed, str], RankReport]) -> RankReport:
-    """A job's report; a failure in it has its true place where that can be found.
-
-    A device's failure is noticed some time after it happened. The job is then run once more, with
-    launches that wait for their kernels, in what is left of the deadline, if that is no less than
-    the first run took. Where it fails the same way, that is the failure; otherwise the first
-    failure stays, with a reason that says so. The second run measures nothing after the window:
-    what fails there is no failure of the trial.
-
-    Args:
-        job: What to run.
-        run: Runs a job; the text is added to the log's name.
-    """
-    first = run(job, "")
-    failure = first.result.failure
-    took_s = first.result.wall_s
-    if failure is None or not failure.is_asynchronous:
-        return first
-    left_s = job.process.deadline_s - took_s
-    if left_s < took_s:
-        return _with_reason(
-            first, "no time was left to look for the place where the device failed", took_s
-        )
-    changes: dict[str, object] = {"process": _with_deadline(job, left_s, blocks_launches=True)}
-    if isinstance(job, messages.TrialJob):
-        changes |= {"extras": messages.NO_EXTRAS, "streams_blocks": False}
-    second = run(job.model_copy(update=changes), "-blocking")
-    took_s += second.result.wall_s
-    again = second.result.failure
-    if second.result.outcome == "crashed" and again is not None and not again.is_asynchronous:
-        return second.with_result(wall_s=took_s)
-    otherwise = f"it ended otherwise: {second.result.reason or second.result.outcome}"
-    end = "it did not fail" if second.result.outcome == "ok" else otherwise
-    return _with_reason(
-        first, f"run once more, with launches that wait for their kernels, {end}", took_s
-    )
 
 
 def go_on(
     job: messages.CurvesJob, run: Callable[[messages.CurvesJob, str], RankReport]
 ) -> RankReport:
-    """The report of curves; where a process ended before it had measured all, another one measures the rest.
+    """Return the report of curves; if a process ended before it had measured all, another one measures the rest.
 
     The point at which a process ended keeps its reason and is not tried again. A process that has
-    added nothing is the last one. Where the last one was cut, why it ended stands with the curves.
+    added nothing is the last one. If the last one was cut, why it ended stands with the curves.
 
     Args:
         job: What to measure.
@@ -385,8 +337,7 @@ def go_on(
         left_s = job.process.deadline_s - took_s
         if known is None or not known.is_cut or left_s <= 0:
             break
-        rest = job.model_copy(update={"process": _with_deadline(job, left_s), "known": known})
-        further = run(rest, f"-{number}")
+        further = run(job.within(left_s).model_copy(update={"known": known}), f"-{number}")
         took_s += further.result.wall_s
         if further.curves in (
             None,
@@ -394,26 +345,9 @@ def go_on(
         ):  # it has measured nothing more, and neither would the next process
             break
         report = further
-    return _with_cause_of_cut(report.with_result(wall_s=took_s))
-
-
-def _with_cause_of_cut(report: RankReport) -> RankReport:
     curves = report.curves
-    reason = report.result.reason
-    if curves is None or not curves.is_cut or not reason:
-        return report
-    others = (note for note in curves.notes if note.code != "curves_cut")
-    notes = (*others, curves_ended(reason))
-    return report.model_copy(update={"curves": curves.model_copy(update={"notes": notes})})
-
-
-def _with_deadline(
-    job: messages.Job, deadline_s: float, *, blocks_launches: bool = False
-) -> messages.ProcessSetup:
-    return job.process.model_copy(
-        update={"deadline_s": deadline_s, "blocks_launches": blocks_launches}
-    )
-
-
-def _with_reason(report: RankReport, addition: str, wall_s: float) -> RankReport:
-    return report.with_result(reason=f"{report.result.reason} ({addition})", wall_s=wall_s)
+    if curves is not None and curves.is_cut and report.result.reason:
+        others = (note for note in curves.notes if note.code != "curves_cut")
+        notes = (*others, curves_ended(report.result.reason))
+        curves = curves.model_copy(update={"notes": notes})
+    return report.with_result(wall_s=took_s).model_copy(update={"curves": curves})

@@ -38,12 +38,12 @@ costs seconds."""
 
 
 def monotonic() -> float:
-    """Seconds of a clock that never goes back and that nobody sets; it stands still while the machine sleeps."""
+    """Return the seconds of a clock that never goes back, and stands still while the machine sleeps."""
     return _read()
 
 
 def deadline_within(seconds: float) -> float:
-    """A deadline as it counts here: as it is, or the longest one that a test allows."""
+    """Return a deadline as it counts here: as it is, or the longest one that a test allows."""
     longest = os.environ.get(LONGEST_DEADLINE)
     return seconds if longest is None else min(seconds, float(longest))
 
@@ -139,72 +139,36 @@ def refuse_unfit(path: Path) -> None:
 Model = TypeVar("Model", bound=BaseModel)
 
 
-@dataclass(frozen=True, slots=True)
 class TrialFolder:
-    """The names of the files which the parent and a trial's ranks exchange; only this class knows them."""
+    """The names of the files which the parent and a trial's ranks exchange; only this class knows them.
 
-    path: Path
+    Attributes:
+        job: What the ranks are to do.
+        report: What rank 0 answers.
+        rendezvous: Where the ranks of a group meet: the file of torch.distributed's FileStore.
+        sockets: A link to where the trial's processes put sockets, whose paths must be short:
+            multiprocessing's, and the one at which the parent listens.
+        overlay: Where a script's writes to files that existed before go.
+    """
 
-    @property
-    def job(self) -> Path:
-        """What the ranks are to do."""
-        return self.path / "job.json"
-
-    @property
-    def report(self) -> Path:
-        """What rank 0 answers."""
-        return self.path / "report.json"
-
-    @property
-    def blocks(self) -> Path:
-        """Where rank 0 writes each block of its window as soon as it has ended, a line each."""
-        return self.path / "blocks.jsonl"
-
-    @property
-    def rendezvous(self) -> Path:
-        """Where the ranks of a group meet: the file of torch.distributed's FileStore."""
-        return self.path / "rendezvous"
-
-    @property
-    def sockets(self) -> Path:
-        """A link to where the trial's processes put multiprocessing's sockets; their paths must be short."""
-        return self.path / "sockets"
-
-    @property
-    def overlay(self) -> Path:
-        """Where a script's writes to files that existed before go."""
-        return self.path / "overlay"
-
-    @property
-    def done(self) -> Path:
-        """There once a script has been measured: whatever of it still runs is to be ended."""
-        return self.path / "done"
-
-    @property
-    def begun(self) -> Path:
-        """There once the process of a series has begun."""
-        return self.path / "begun"
-
-    @property
-    def next(self) -> Path:
-        """Of a series: names the folder of the job to do; there until that is done."""
-        return self.path / "next"
-
-    @property
-    def enough(self) -> Path:
-        """There once a trial that shares a process is to be ended early: its process lives on."""
-        return self.path / "enough"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.job = path / "job.json"
+        self.report = path / "report.json"
+        self.rendezvous = path / "rendezvous"
+        self.sockets = path / "sockets"
+        self.overlay = path / "overlay"
 
     def report_of(self, rank: int) -> Path:
-        """What a rank answers."""
-        return self.report if rank == 0 else self.path / f"report-{rank}.json"
+        """Return the file of what a rank answers."""
+        return self.path / f"report-{rank}.json" if rank else self.report
 
     def stack_of(self, rank: int) -> Path:
-        """The stack of a rank of a group shortly before its end, as faulthandler writes it."""
+        """Return the file of a rank's stack shortly before its group's end, as faulthandler writes it."""
         return self.path / f"stack-{rank}.txt"
 
     def has_stacks(self) -> bool:
-        """Whether a rank of a group has written its stack."""
+        """Return whether a rank of a group has written its stack."""
         with suppress(OSError):  # the user's code may remove it
             return any(path.stat().st_size > 0 for path in self.path.glob("stack-*.txt"))
         return False
@@ -276,7 +240,7 @@ def read_model(path: Path, model_type: type[Model]) -> Model:
 
 
 def read_some(path: Path, most_bytes: int, longest_wait_s: float) -> bytes | None:
-    """The first bytes of what a user names, a file or a pipe such as a shell's <(...); None: nothing came any more.
+    """Return the first bytes of what a user names, a file or a pipe such as <(...); None: nothing came any more.
 
     Raises:
         OSError, ValueError: it can't be read, or is no path.
@@ -294,7 +258,7 @@ def read_some(path: Path, most_bytes: int, longest_wait_s: float) -> bytes | Non
 
 
 def disk_error(path: Path, error: OSError) -> RunFolderError:
-    """The error for a file or folder that autotune must write but can't; the system may name one below it."""
+    """Return the error for a file or folder that autotune must write but can't; the system may name one below it."""
     if isinstance(error.filename, str) and error.filename2 is None:
         path = Path(error.filename)
     if path.is_symlink():
@@ -344,9 +308,13 @@ def held_lock(lock: Path, holder: Path) -> Iterator[None]:
         )  # FileLock may follow a link
         held.acquire()
     except Timeout:
+        holds = ""
+        with suppress(OSError, ValidationError):
+            found = read_model(holder, _Holder)
+            holds = f" (process {found.pid} on {found.host})"
         raise RunFolderError(
             f"one search at a time may use a run folder, but another works in "
-            f"{lock.parent}{_who(holder)}; wait for "
+            f"{lock.parent}{holds}; wait for "
             "its end, or name another run_dir"
         ) from None
     except OSError as error:
@@ -365,14 +333,6 @@ def held_lock(lock: Path, holder: Path) -> Iterator[None]:
         with suppress(OSError):
             holder.unlink(missing_ok=True)
         held.release()
-
-
-def _who(holder: Path) -> str:
-    """Return the process that holds a lock, for a sentence; "" where it is not written yet."""
-    with suppress(OSError, ValidationError):
-        found = read_model(holder, _Holder)
-        return f" (process {found.pid} on {found.host})"
-    return ""
 
 
 # Removes what a script has made in its user's folders during a trial, once all processes of the
@@ -398,6 +358,7 @@ by SQLite"."""
 _Entries = dict[str, tuple[int, ...]]
 """Paths with the device, the inode and the time of change, in nanoseconds, of what was made there
 when it was recorded; empty where it was gone by then."""
+_EXTENSIONS = "/torch_extensions/"
 _MOST_NAMES = 5000
 """In all folders that are looked at for what native code has left there; one of data has more. Our
 own convention."""
@@ -409,12 +370,11 @@ def remove_made(
     """Remove what a trial has made outside its own folder.
 
     Args:
-        overlay: The trial's, whose journal is read; where there is none, nothing was made.
-        until_ns: The trial's last sign of life, where it may have ended long ago: a file that has
+        overlay: The trial's, whose journal is read; if there is none, nothing was made.
+        until_ns: The trial's last sign of life, which may have ended long ago: a file that has
             changed since stays.
         before: What some folders held before the trial, as `list_names` lists it. What else is in
-            them by now native
-            code has made, which no journal names, or another program: it stays.
+            them by now native code has made, which no journal names, or another program: it stays.
 
     Returns:
         What is still there and was not to be kept, sorted.
@@ -423,29 +383,32 @@ def remove_made(
     left = list[str]()
     for path in sorted(records.made, reverse=True):  # what lies in a folder before the folder
         left += _remove(path, records.made, records.kept, until_ns)
+    # The existence of a lock of torch.utils.cpp_extension (`FileBaton`) is the lock.
+    extensions = (os.environ.get("TORCH_EXTENSIONS_DIR") or _EXTENSIONS, _EXTENSIONS)
     for path in records.kept:
-        if _is_build_lock(path):
+        if path.endswith("/lock") and any(root in path for root in extensions):
             _remove(path, records.kept, {}, until_ns)
-    appeared = _appeared(before or {})
-    left = [
-        path for path in (*left, *appeared) if os.path.lexists(path) and path not in records.kept
-    ]
+    for folder, known in (before or {}).items():
+        appeared = (_names(Path(folder)) or known) - known - {"__pycache__"}
+        left += [f"{folder}/{name}" for name in appeared]
+    left = [path for path in left if os.path.lexists(path) and path not in records.kept]
     return tuple(
         sorted(path for path in {*left} if not any(one.startswith(f"{path}/") for one in left))
     )
 
 
-def _is_build_lock(path: str) -> bool:
-    """Return whether a path is that of a lock of torch.utils.cpp_extension (`FileBaton`): its existence is the lock."""
-    roots = (os.environ.get("TORCH_EXTENSIONS_DIR") or "/torch_extensions/", "/torch_extensions/")
-    return path.endswith("/lock") and any(root in path for root in roots)
-
-
 def list_names(folder: Path) -> dict[str, frozenset[str]]:
     """List what a folder and the folders right in it hold; those with very many names are left out."""
+    folders = [folder]
+    with suppress(OSError), os.scandir(folder) as entries:
+        folders += [
+            Path(entry.path)
+            for entry in islice(entries, _MOST_NAMES)
+            if entry.is_dir(follow_symlinks=False)
+        ]
     found = dict[str, frozenset[str]]()
     left = _MOST_NAMES
-    for path in (folder, *_folders_in(folder)):
+    for path in folders:
         names = _names(path) if left > 0 else None
         if names is not None:
             found[str(path)] = names
@@ -453,33 +416,14 @@ def list_names(folder: Path) -> dict[str, frozenset[str]]:
     return found
 
 
-def _folders_in(folder: Path) -> list[Path]:
-    with suppress(OSError), os.scandir(folder) as entries:
-        return [
-            Path(entry.path)
-            for entry in islice(entries, _MOST_NAMES)
-            if entry.is_dir(follow_symlinks=False)
-        ]
-    return []
-
-
-def _appeared(before: Mapping[str, frozenset[str]]) -> list[str]:
-    """Return the paths of what these folders hold by now and did not before, but for what Python compiles."""
-    found = list[str]()
-    for folder, known in before.items():
-        found += [
-            f"{folder}/{name}" for name in (_names(Path(folder)) or known) - known - {"__pycache__"}
-        ]
-    return found
-
-
 def _names(folder: Path) -> frozenset[str] | None:
+    """Return the names in a folder; None if there are very many, or it can't be read."""
     try:
         with os.scandir(folder) as entries:
-            names = [entry.name for entry in islice(entries, _MOST_NAMES + 1)]
+            names = frozenset(entry.name for entry in islice(entries, _MOST_NAMES + 1))
     except OSError:
         return None
-    return frozenset(names) if len(names) <= _MOST_NAMES else None
+    return names if len(names) <= _MOST_NAMES else None
 
 
 @dataclass(slots=True)
@@ -503,7 +447,10 @@ class Made:
                 self.made.pop(path, None) or self.kept.pop(path, None) or self._gone.pop(path, None)
             )
             if kind != "old":
-                (self.kept if kind == "kept" else self.made)[path] = _with_first_time(rest, before)
+                entry = tuple(rest)
+                if before and entry[:2] == before[:2]:  # it has only moved
+                    entry = (*before[:2], min(before[2], entry[2]))
+                (self.kept if kind == "kept" else self.made)[path] = entry
             elif before:
                 self._gone[path] = before
         elif kind == "moved":
@@ -531,13 +478,6 @@ def _recorded(journal: Path) -> Made:
             continue
         is_own |= kind == "journal" and rest[:2] == [status.st_dev, status.st_ino]
     return records if is_own else Made()
-
-
-def _with_first_time(entry: list[int], before: tuple[int, ...] | None) -> tuple[int, ...]:
-    """Return what is recorded of something, with the time at which it was made where it has only moved."""
-    if before is None or not entry or tuple(entry[:2]) != before[:2]:
-        return tuple(entry)
-    return (*before[:2], min(before[2], entry[2]))
 
 
 def _remove(path: str, made: _Entries, kept: _Entries, until_ns: float) -> list[str]:

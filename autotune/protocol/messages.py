@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import Field, TypeAdapter
 
@@ -77,25 +77,18 @@ class _Job(FrozenModel):
     version: Literal[1] = 1
     process: ProcessSetup
 
+    def within(self, deadline_s: float, *, blocks_launches: bool = False) -> Self:
+        """Return the same job with another deadline, and launches that wait for their kernels or not."""
+        process = self.process.model_copy(
+            update={"deadline_s": deadline_s, "blocks_launches": blocks_launches}
+        )
+        return self.model_copy(update={"process": process})
+
 
 class DescribeJob(_Job):
     """Describe the machine, without a workload."""
 
     kind: Literal["describe"] = "describe"
-
-
-class SeriesJob(_Job):
-    """Do jobs of one workload that come one after another, each in a folder of its own."""
-
-    kind: Literal["series"] = "series"
-    payload: Path
-    cudnn_benchmark: bool = False
-    """Of all its jobs: a process keeps the algorithms that cuDNN has once chosen. Source: ATen's
-    Conv_v8.cpp, whose cache of plans does not know the switch."""
-    is_first: bool = False
-    """No process of ours has used the device right before."""
-    least_build_s: float = 0.0
-    """Where the workload takes less to build, no job follows the first."""
 
 
 class _WorkloadJob(_Job):
@@ -165,7 +158,7 @@ class StressJob(_WorkloadJob):
 
 WorkloadJob: TypeAlias = ProbeJob | TrialJob | PrecisionJob | CurvesJob | StressJob
 """A job that builds the user's workload."""
-Job: TypeAlias = Annotated[DescribeJob | SeriesJob | WorkloadJob, Field(discriminator="kind")]
+Job: TypeAlias = Annotated[DescribeJob | WorkloadJob, Field(discriminator="kind")]
 _JOB: TypeAdapter[Job] = TypeAdapter(Job)
 
 
@@ -194,7 +187,6 @@ class RankReport(FrozenModel):
     """A result, and the figures of the one kind of job that was run."""
 
     version: Literal[1] = 1
-    rank: int = 0
     result: TrialResult
     environment: Environment | None = None
     """Of a description or a probe."""
@@ -221,5 +213,20 @@ class RankReport(FrozenModel):
     collective timed out."""
 
     def with_result(self, **changes: object) -> RankReport:
-        """The report with these fields of its result changed."""
+        """Return the report with these fields of its result changed."""
         return self.model_copy(update={"result": self.result.model_copy(update=changes)})
+
+
+class PreloadResult(FrozenModel):
+    """How far a preload came; one with a reason leaves a server that must not be forked into trials."""
+
+    preloaded: int = 0
+    """Names, from the first on, after which the process was still fit."""
+    reason: Literal["threads", "device", "processes", "hang", "end"] | None = None
+    """What the process has now; or that an import hangs, or has ended the process. None: it is fit.
+    processes: children, which the end of a trial would end too."""
+    culprit: str | None = None
+    """The top-level package whose import brought that; None if it hangs or ends before any."""
+    chain: tuple[str, ...] = ()
+    """Modules that were being imported meanwhile, the outermost first: to import one of them brings
+    it again."""

@@ -1,7 +1,7 @@
 """The user's workload on its way to the trials: a cloudpickle stream, and one file of raw bytes.
 
 The workload is written once a search. Every large array and tensor lies in the raw bytes, which
-each trial maps copy-on-write: a big dataset is neither read nor copied anew. cloudpickle sends what
+each trial maps copy-on-write: a big dataset is neither read nor copied again. cloudpickle sends what
 is defined in `__main__` by value and everything else by name; modules that no entry of the search
 path leads to (loaded from a file, as pytest's importlib mode does) are sent by value too. Only
 payloads that this run's parent wrote are ever unpickled.
@@ -101,7 +101,7 @@ def read_payload(folder: Path) -> Any:
 
 @contextmanager
 def _unreachable_by_value(value: object) -> Iterator[None]:
-    """While inside, classes and functions of a workload's unreachable modules are pickled by value."""
+    """Pickle classes and functions of a workload's unreachable modules by value within this context."""
     parts = [getattr(value, part) for part in PARTS] if isinstance(value, Workload) else []
     names = {name for part in parts for name in _module_names(part)}
     modules = [
@@ -118,7 +118,7 @@ def _unreachable_by_value(value: object) -> Iterator[None]:
 
 
 def _module_names(part: Any) -> Iterator[str]:
-    """Modules of a part's class or function, of a model's submodules, and of the dataset inside a dataset."""
+    """Yield modules of a part's class or function, of a model's submodules, and of the dataset inside a dataset."""
     for _ in range(8):  # a dataset in a dataset, such as Subset; ends a circle too
         if part is None or isinstance(part, Ref | str):
             return
@@ -181,7 +181,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickle ships n
         return "storage", self._storages[key][0], storage.nbytes(), obj.dtype
 
     def reducer_override(self, obj: Any) -> Any:
-        """Leave out what a trial makes anew: a loader's running iterator, and the state of an optimizer."""
+        """Leave out what a trial makes again: a loader's running iterator, and the state of an optimizer."""
         torch = sys.modules.get("torch")
         if (
             torch is not None
@@ -229,7 +229,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _culprit(value: object, error: Exception) -> tuple[str, str]:
-    """The innermost attribute that does not pickle, such as "model.encoder.lock", and the reason."""
+    """Return the innermost attribute that does not pickle, such as "model.encoder.lock", and the reason."""
     path: list[str] = []
     reason = f"{type(error).__name__}: {error}"
     for _ in range(6):

@@ -1,4 +1,4 @@
-"""`python -m autotune.worker serve FD` and `... run FOLDER RANK`: how the parent reaches a worker."""
+"""`python -m autotune.worker serve FD` and `... run FOLDER RANK SECONDS`: start a worker for the parent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def _dies_with_parent(connection: int) -> None:
-    """While torch is imported nothing else would notice that the parent is gone; later the connection tells."""
+    """End this process with its parent, while nothing else would notice: torch is still to be imported."""
     with suppress(AttributeError):  # not Linux
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     closed = select.poll()
@@ -26,7 +26,7 @@ def _dies_with_parent(connection: int) -> None:
 
 
 def _outlives_parent() -> None:
-    """To end its ranks first."""
+    """Let the connection show that the parent is gone, to end the ranks first."""
     with suppress(AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)
 
@@ -42,11 +42,13 @@ def _main(arguments: list[str]) -> None:
         case ["serve", descriptor]:
             _outlives_parent()
             serve(int(descriptor))
-        case ["run", folder, rank]:
+        case ["run", folder, rank, shared_from_s]:
             die_with_parent()
-            live(TrialFolder(Path(folder)), int(rank), started)
+            live(TrialFolder(Path(folder)), int(rank), started, float(shared_from_s))
         case _:
-            raise SystemExit("usage: python -m autotune.worker (serve FD | run FOLDER RANK)")
+            raise SystemExit(
+                "usage: python -m autotune.worker (serve FD | run FOLDER RANK SECONDS)"
+            )
 
 
 if __name__ == "__main__":

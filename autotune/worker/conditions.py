@@ -22,7 +22,7 @@ import psutil
 import torch
 
 from autotune.apply.cores import cgroup_folders, cpu_quota, usable_cores
-from autotune.launch.answers import merged_conditions
+from autotune.models.group import merged_conditions
 from autotune.models.memory import growth_of
 from autotune.records.measurement import (
     GPM_SOURCE,

@@ -1,4 +1,4 @@
-"""Where a rank stands among a trial's processes, and how its report is written."""
+"""A rank's place among a trial's processes: what it reports and sends to the parent."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from autotune.errors import RunFolderError
+from autotune.protocol.channel import Channel, connect
 from autotune.protocol.disk import TrialFolder, write_model
 from autotune.protocol.messages import RankReport
 from autotune.worker.conditions import Others
 from autotune.worker.group import ALONE, Group
 from autotune.worker.jobs.precision import References
-
-# How a rank's report comes onto the disk, also where the user's code has left no descriptor, or
-# torch raises.
 
 
 def is_written(place: Place, report: RankReport, spare: int) -> bool:
@@ -48,19 +47,12 @@ def _is_written(place: Place, report: RankReport, spare: int) -> bool:
     return True
 
 
-# Where a rank stands among a trial's processes, and what was opened and noted before it builds the
-# workload.
-#
-# Comes in: a trial's folder and a rank's numbers. Goes out: what each job of the worker is handed
-# beside its workload.
-
-
 DEADLINE_SHARE = 0.85  # our convention: of the deadline; a window that is late is ended, not lost
 
 
 @dataclass(slots=True)
 class Place:
-    """A rank's place among the trial's processes: its folder, its numbers, and its group once the ranks have met."""
+    """A rank's place among the trial's processes, which every job of the worker gets besides its workload."""
 
     folder: TrialFolder
     rank: int
@@ -71,16 +63,38 @@ class Place:
     is_shared: bool = False  # other trials follow in this process
     earlier_trials: int = 0  # were measured in it before
     references: References | None = None
-    """Of precision checks that the process has made; None where no other follows."""
+    """Of precision checks that the process has made; None if no other follows."""
+    channel: Channel | None = None
 
     @property
     def report(self) -> Path:
-        """The file of this rank's report."""
+        """Return the file of this rank's report."""
         return self.folder.report_of(self.rank)
 
     def write(self, report: RankReport) -> None:
         """Write what this rank reports, in place of what it has reported before."""
-        write_model(self.report, report.model_copy(update={"rank": self.rank}))
+        write_model(self.report, report)
+
+    def connect(self) -> None:
+        """Connect to the parent, if it can be reached, so that no later message takes time for it."""
+        self.channel = connect(self.folder.sockets)
+
+    def send(self, message: Mapping[str, object]) -> None:
+        """Send the parent a message without waiting; if it takes none, nothing is sent any more."""
+        if self.channel is not None:
+            try:
+                self.channel.send(message, within_s=0.0)
+            except OSError:
+                self.channel.close()
+                self.channel = None
+
+    def receive(self, within_s: float | None) -> Mapping[str, Any]:
+        """Return what the parent has sent; nothing if that does not come in time, or it is gone."""
+        try:
+            return (self.channel and self.channel.receive(within_s)) or {}
+        except EOFError:
+            self.channel = None
+            return {}
 
     def keep(self, report: RankReport) -> None:
         """Write what is known so far."""

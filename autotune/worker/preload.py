@@ -20,9 +20,9 @@ from importlib.machinery import (
     SourcelessFileLoader,
 )
 from importlib.util import find_spec
-from itertools import groupby
+from itertools import accumulate, groupby
 from pathlib import Path, PurePath
-from time import monotonic, perf_counter, sleep
+from time import monotonic, sleep
 from types import ModuleType
 from typing import Literal
 
@@ -31,13 +31,11 @@ import psutil
 
 from autotune.config.plan import INSTALLED
 from autotune.protocol.attach import ATTACH_VARIABLE
+from autotune.protocol.messages import PreloadResult
 
-# Whether a process may still be forked into trials: it has one thread, no device in use, and no
-# child processes.
-#
-# Watches imports and hands out the first module whose execution has changed that. A fork has none
-# of its parent's threads, but the locks that they held. What costs no fork is looked at after each
-# module, the rest when asked for.
+# A process may be forked into trials while it has one thread, no device in use and no child processes:
+# a fork has none of its parent's threads, but the locks that they held. What costs no fork is checked
+# after each module, the rest after each package.
 
 
 Unfit = Literal["threads", "device", "processes"]
@@ -48,7 +46,7 @@ _LOADERS = (ExtensionFileLoader, SourceFileLoader, SourcelessFileLoader)
 _EXECUTE = "exec_module"
 _DEVICE_FILES = re.compile(r"/dev/(nvidia-uvm|kfd|dri/renderD\d+)")
 """Open once CUDA, ROCm or Level Zero is in use, by their drivers' names for them; where it is
-otherwise, the fork of a closer look finds it for the kinds that torch knows."""
+otherwise, the fork after each package finds it for the kinds that torch knows."""
 
 
 @dataclass(slots=True)
@@ -70,18 +68,15 @@ class ForkWatch:
     _children: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._bad = frozenset(
-            self.bad_fork_devices()
-        )  # its fork ends the threads that prepare for it
-        self._threads, self._files, self._children = (
-            max(1, _threads()),
-            _device_files(),
-            _children(),
-        )
+        # first: its fork ends the threads that prepare for it
+        self._bad = frozenset(self.bad_fork_devices())
+        self._threads = max(1, _threads())
+        self._files = _device_files()
+        self._children = _children()
 
     @contextmanager
     def over_imports(self) -> Iterator[None]:
-        """Look after each module's execution."""
+        """Check after each module's execution."""
         with ExitStack() as patched:
             for loader in _LOADERS:
                 own = getattr(loader, _EXECUTE)
@@ -100,30 +95,25 @@ class ForkWatch:
             try:
                 execute(loader, module)
             finally:
-                self._look()
+                if not _device_files() <= self._files:
+                    self._found("device", self._running)
+                if _threads() > self._threads and not self._settles():
+                    self._found("threads", self._running)
                 self._running.pop()
 
         return exec_module
 
-    def _look(self) -> None:
-        """At what costs no fork; only where there are more threads, one."""
-        if self.reason is None and not _device_files() <= self._files:
-            self._found("device", self._running)
-        if self.reason is None and _threads() > self._threads and not self._settles():
-            self._found("threads", self._running)
-
-    def check_each_package(self, package: str | None) -> None:
-        """At all, after a package's import; None: after several."""
-        chain = [] if package is None else [package]
-        if self.reason is None and not self._bad.issuperset(self.bad_fork_devices()):
-            self._found("device", chain)
-        if self.reason is None and not self._settles():
-            self._found("threads", chain)
-        if self.reason is None and not _children() <= self._children:
-            self._found("processes", chain)
+    def after_package(self, package: str) -> None:
+        """Check everything after a package's import."""
+        if not self._bad.issuperset(self.bad_fork_devices()):
+            self._found("device", [package])
+        if not self._settles():
+            self._found("threads", [package])
+        if not _children() <= self._children:
+            self._found("processes", [package])
 
     def _settles(self) -> bool:
-        """Whether all new threads end by themselves, or when the process forks, as OpenBLAS's do."""
+        """Return whether all new threads end by themselves, or when the process forks, as OpenBLAS's do."""
         self.bad_fork_devices()
         until = monotonic() + 0.2  # a thread that has ended is listed for some microseconds more
         while _threads() > self._threads and monotonic() < until:
@@ -131,17 +121,19 @@ class ForkWatch:
         return _threads() <= self._threads
 
     def _found(self, reason: Unfit, chain: Sequence[str]) -> None:
-        self.reason = reason
-        self.chain = list(chain)
-        self.culprit = chain[-1].partition(".")[0] if chain else None
+        if self.reason is None:
+            self.reason = reason
+            self.chain = list(chain)
+            self.culprit = chain[-1].partition(".")[0]
 
 
 def _threads() -> int:
+    """Return how many threads this process has."""
     return len(os.listdir("/proc/self/task"))  # noqa: PTH208 - after each module
 
 
 def _device_files() -> frozenset[str]:
-    """Files of devices that this process has open."""
+    """Return the files of devices that this process has open."""
     found = set[str]()
     for descriptor in os.listdir("/proc/self/fd"):  # noqa: PTH208 - as above
         with suppress(OSError):  # that of the listing itself
@@ -150,19 +142,14 @@ def _device_files() -> frozenset[str]:
 
 
 def _children() -> frozenset[int]:
-    """Processes that this one has started and that run."""
+    """Return the processes that this one has started and that run."""
     return frozenset(
         one.pid for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE
     )
 
 
-# What a script imports from installed packages, imported once in the fork server: its forks have it
+# What a script imports from installed packages is imported once in the fork server: its forks have it
 # from the start.
-#
-# Comes in: at the probe's end, in its process, the modules that were there before the script; in
-# the server, names of modules. Goes out: those names; how far the imports came, and what among them
-# has made the server unfit to be forked: a fork has none of its parent's threads, but the locks
-# that they held, and can't open a device that its parent has opened.
 #
 # Imports do more than to define names. Put back after them: Python's signal handlers, the working
 # directory, sys.path, the states of random and NumPy. Kept, since a script that imports the
@@ -177,27 +164,8 @@ _LEFT_OUT = re.compile(r"autotune|(.+\.)?(tests?|test_.*|conftest|__main__)", fl
 """A module whose name, or that of a package around it, is such a one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreloadResult:
-    """How far a preload came; one with a reason leaves a process that must not be forked into trials."""
-
-    preloaded: int
-    """Names, from the first on, after which the process was still fit; 0 where that is not known."""
-    reason: Unfit | None = None
-    """What it has now; None: it is fit."""
-    culprit: str | None = None
-    """The top-level package whose import brought that; None where it is not known: preload closely
-    to find it."""
-    chain: tuple[str, ...] = ()
-    """Modules that were being imported meanwhile, the outermost first: to import one of them brings
-    it again."""
-    raised: tuple[str, ...] = ()
-    """Names whose import has raised."""
-    seconds: float
-
-
 def installed_modules(before: Collection[str]) -> tuple[str, ...]:
-    """Modules of installed packages that this process has imported since, in the order in which their imports began.
+    """Return modules of installed packages that this process has imported since, in the order of their imports.
 
     Those of the standard library take no time; what has no file of its own, is known by another
     name than its own, or belongs to autotune or to tests is left out.
@@ -213,7 +181,7 @@ def installed_modules(before: Collection[str]) -> tuple[str, ...]:
 
 
 def changed_variables(before: Mapping[str, str]) -> dict[str, str]:
-    """Environment variables that are set otherwise than before; what a script sets, packages may read at import."""
+    """Return environment variables that differ from before; what a script sets, packages may read at import."""
     own = {ATTACH_VARIABLE}  # which a process changes once it trains
     return {
         name: value
@@ -224,10 +192,8 @@ def changed_variables(before: Mapping[str, str]) -> dict[str, str]:
 
 def _is_left_out(name: str) -> bool:
     parts = name.split(".")
-    inside = [".".join(parts[: count + 1]) for count in range(len(parts))]
-    return not all(part.isidentifier() for part in parts) or any(
-        _LEFT_OUT.fullmatch(each) for each in inside
-    )
+    around = accumulate(parts, "{}.{}".format)
+    return not all(map(str.isidentifier, parts)) or any(map(_LEFT_OUT.fullmatch, around))
 
 
 def _is_importable(name: str, module: object) -> bool:
@@ -240,7 +206,7 @@ def _is_importable(name: str, module: object) -> bool:
 
 
 def _is_installed(spec: ModuleSpec) -> bool:
-    """Whether a module comes from a folder of installed packages; editable installs are the user's own code."""
+    """Return whether a module comes from a folder of installed packages; editable installs are the user's own code."""
     places = [spec.origin, *(spec.submodule_search_locations or ())]
     return any(
         not INSTALLED.isdisjoint(PurePath(place).parts)
@@ -254,8 +220,7 @@ def preload(
     environment: Mapping[str, str],
     bad_fork_devices: Callable[[], Collection[str]],
     *,
-    is_close: bool = False,
-    tell: Callable[[str], object] = lambda _: None,
+    before_import: Callable[[str], object] = lambda _: None,
 ) -> PreloadResult:
     """Import modules in their order until one makes this process unfit to be forked; what one raises is printed.
 
@@ -264,36 +229,30 @@ def preload(
             process is passed over.
         environment: Variables for the time of the imports; what these set them to stays.
         bad_fork_devices: Forks to find out which kinds of devices forks of this process can't open.
-        is_close: Look for them and for child processes after each package, not just at the end.
-        tell: Called with the name of each package before it is imported.
+        before_import: Called with the name of each package.
     """
-    begun = perf_counter()
     watch = ForkWatch(bad_fork_devices)
     done = 0
-    raised = list[str]()
     with _put_back(), _set(environment), watch.over_imports():
         for package, group in groupby(names, key=_package_of):
-            tell(package)
+            before_import(package)
             before = done
             count = len(sys.modules)
             for name in group:
-                raised += _import(name)
+                _import(name)
                 if watch.reason is not None:
                     break
                 done += 1
-            if is_close and len(sys.modules) > count:
-                watch.check_each_package(package)
+            if len(sys.modules) > count:
+                watch.after_package(package)
             if watch.reason is not None:
                 done = min(done, before) if watch.chain == [package] else done
                 break
-        watch.check_each_package(None)
     return PreloadResult(
-        preloaded=done if watch.reason is None or watch.chain else 0,
+        preloaded=done,
         reason=watch.reason,
         culprit=watch.culprit,
         chain=tuple(watch.chain),
-        raised=tuple(raised),
-        seconds=perf_counter() - begun,
     )
 
 
@@ -301,20 +260,16 @@ def _package_of(name: str) -> str:
     return name.partition(".")[0]
 
 
-def _import(name: str) -> list[str]:
-    """Import a module; its name again where that has raised."""
+def _import(name: str) -> None:
+    """Import a module, unless a trial would find another one under this name; print what that raises."""
     if name in sys.modules:
-        return []
+        return
     try:
         spec = find_spec(_package_of(name))
-        if spec is not None and _is_installed(
-            spec
-        ):  # else a trial would find another module under this name
+        if spec is not None and _is_installed(spec):
             import_module(name)
     except BaseException:  # noqa: BLE001 - it may even exit; a trial that imports it sees the same
         traceback.print_exc()
-        return [name]
-    return []
 
 
 @contextmanager

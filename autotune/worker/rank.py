@@ -1,4 +1,4 @@
-"""A rank's whole life: read the job, do it or a series of jobs, answer."""
+"""A rank's whole life: read the job, do it, answer; in a shared process one job after another."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import inf
 from multiprocessing import current_process
 from pathlib import Path
-from time import perf_counter, sleep
+from time import perf_counter
 from typing import Any, assert_never
 
 # A window ends by Student's t, and must not lose the 0.1 to 0.16 s of CPU time of this import.
@@ -67,58 +68,226 @@ from autotune.worker.script.start import run_command
 from autotune.worker.step import torch_threads
 from autotune.worker.trial import EndedEarly, gpus_used, run_trial
 
-# Jobs of one workload, one after another in one process that builds its model and its dataset once.
+# A rank's whole life: read the job, do it, answer; whatever happens becomes one RankReport. A process
+# that is shared does one job of a workload after another, and builds its model and its dataset once.
 #
-# Comes in: a series' folder, where `next` names the folder of each job as it comes. Goes out: a
-# report in each of those; then `next` is removed. What changed the process for a configuration
-# (precision of products, threads, the model's layout) is set back, and each job begins with the
-# model's first weights, and with the random numbers that a new process goes on with once it has
-# built both: else it would draw other batches.
+# What changed a shared process for a configuration (precision of products, threads, the model's
+# layout) is set back, and each job begins with the model's first weights, and with the random
+# numbers that a new process goes on with once it has built both: else it would draw other batches.
 #
 # A job that fails is the last one, since nobody knows what it has left behind: the process ends,
 # and another one goes on. A device that had no room for a batch is the exception: what the batch
 # took is given back.
 
 
-Do = Callable[[messages.WorkloadJob, Workload, Device, Place, HangDump, Start], RankReport]
-"""Does a job with a workload."""
+_TRIAL_VARIABLE = (
+    "AUTOTUNE_TRIAL"  # set to "1" in a trial's environment, for the user's code to read
+)
+_done = partial(RankReport, result=TrialResult(outcome="ok"))
 
 
-def run_series(
-    job: messages.SeriesJob,
-    device: Device,
-    folder: TrialFolder,
-    before: Mapping[str, Others],
-    do: Do,
-) -> RankReport:
-    """Do jobs until one fails, or the parent ends this process.
+def run_rank(
+    folder: TrialFolder, started: float, local_rank: int = 0, shared_from_s: float = inf
+) -> int:
+    """Do the job in a trial's folder and write the report, then those that follow in a shared process.
 
     Args:
-        job: The series.
-        device: What all of them run on.
-        folder: The series' own.
-        before: Others' use of the devices before this process opened them.
-        do: Does a job.
+        folder: The trial's.
+        started: When the process began, by perf_counter: a fresh interpreter spends seconds of its
+            deadline on imports.
+        local_rank: This rank's number among those on this host, which are all of them unless the
+            job names a part.
+        shared_from_s: The process is shared if its workload takes as many seconds to build.
+
+    Returns:
+        The exit code: 0, or REPORT_UNWRITTEN.
     """
-    series = _Series(device, before, do, _Parts(job, device))
-    is_sound = True
-    while is_sound:
-        while not folder.next.exists():
-            sleep(0.005)
-        is_sound = (
-            series.do_one(TrialFolder(Path(folder.next.read_text("utf-8")))) and series.is_cleared()
+    job = messages.read_job(folder.job)
+    _enter_callers_world(job.process)
+    _share_sockets(folder)
+    faulthandler.enable()
+    part = job.part if isinstance(job, messages.TrialJob) else None
+    first, host = (0, 0) if part is None else (part.first_rank, part.host)
+    is_shared = shared_from_s < inf
+    place = Place(folder, first + local_rank, local_rank, host, is_shared=is_shared)
+    stack = folder.stack_of(place.rank).open("w") if _ranks_of(job) > 1 else sys.stderr
+    spare = os.open(os.devnull, os.O_RDONLY)
+    worker = _Worker(shared_from_s)
+    if is_shared:
+        place.connect()
+    while True:
+        dump = HangDump(file=stack, ends_at=started + job.process.deadline_s)
+        dump.before_deadline()
+        report = outcome_of(partial(worker.do, job, place, dump, started))
+        if is_shared:
+            report = worker.with_costs(report)
+        if report.result.outcome != "pruned" and not is_written(place, report, spare):
+            return REPORT_UNWRITTEN
+        if not is_shared or not worker.is_sound_after(report):
+            break
+
+        # Wait for the next job.
+        place.send({"done": True})
+        following = None
+        while following is None and place.channel is not None:  # that enough was seen may come late
+            following = place.receive(None).get("folder")
+        if following is None:  # the parent is gone
+            break
+        started = perf_counter()
+        place = replace(place, folder=TrialFolder(Path(following)))
+        job = messages.read_job(place.folder.job)
+    if report.result.outcome == "ok":
+        with suppress(RuntimeError):  # another rank has failed meanwhile, and reports it itself
+            place.group.wait()  # a rank that ends first would end its group
+    return 0
+
+
+@dataclass(slots=True)
+class _Worker:
+    """Does the jobs of this process; what stays from one to the next."""
+
+    shared_from_s: float
+    device: Device | None = None
+    """None until the first job opens it."""
+    parts: _Parts | None = None
+    before: Mapping[str, Others] = field(default_factory=dict)
+    """Others' use of the devices before this process opened them."""
+    trials: int = 0
+    """That were measured, or ended early."""
+    references: References | None = None
+    """On an accelerator, whose own memory they take none of; elsewhere there is one precision to
+    compare."""
+    refusals: int = 0
+    """Of the device to give memory, before the job."""
+    handlers: Mapping[int, Any] = field(
+        default_factory=lambda: {
+            number: signal.getsignal(number) for number in (signal.SIGCONT, signal.SIGCHLD)
+        }
+    )
+
+    def do(self, job: messages.Job, place: Place, dump: HangDump, started: float) -> RankReport:
+        """Do a job.
+
+        Raises:
+            BaseException: Whatever the user's code raises, and what is wrong with the job.
+        """
+        # Open the device, once.
+        process = job.process
+        if isinstance(job, messages.DescribeJob):
+            refuse_bad_fork(process.device)
+            device = open_device(process.device, limit_bytes=process.limit_bytes)
+            return _done(environment=describe(device, job_blocks=process.blocks_launches))
+        if job.command is not None:
+            return run_command(job, place, dump, started)
+        if self.device is None:
+            self.device = self._opened(job, place, started)
+        device = self.device = replace(self.device, limit_bytes=process.limit_bytes)
+
+        # Begin as a new process does.
+        self.refusals = device.refusals()
+        if isinstance(job, messages.TrialJob):
+            place.group = open_group(job, place.rank, device)
+        device.cap_memory()  # after the group has met: NCCL's buffers lie outside torch
+        seed_all(process.seed)
+        place.earlier_trials = self.trials
+        place.references = self.references
+        start = Start(
+            started=started,
+            built_from=perf_counter(),
+            ends_at=started + DEADLINE_SHARE * process.deadline_s,
+            before={} if self.trials else self.before,
         )
-        if is_sound:
-            folder.next.unlink()
-    return RankReport(result=TrialResult(outcome="ok"))
+        shared = self.parts
+        workload = shared.as_workload() if shared else resolved(read_payload(job.payload))
+        if job.config.compile:
+            os.environ.update(compile_cache_variables())
+        if shared is None:
+            return _answer(job, workload, device, place, dump, start)
+
+        # What the configuration sets in a shared process is set back.
+        is_run = isinstance(
+            job, messages.TrialJob | messages.StressJob
+        )  # other jobs set TF32 themselves
+        tf32 = tf32_products() if is_run and job.config.amp_dtype == "tf32" else nullcontext()
+        with torch_threads(job.config.intra_op_threads), tf32:
+            try:
+                report = _answer(job, workload, device, place, dump, start)
+            except EndedEarly:
+                report = RankReport(result=TrialResult(outcome="pruned"))
+        aside_bytes = 0 if device.has_own_memory else shared.kept_bytes
+        report = _without_weights(report, aside_bytes, self.trials)
+        self.trials += report.result.measurement is not None or report.result.outcome == "pruned"
+        return report
+
+    def _opened(self, job: messages.WorkloadJob, place: Place, started: float) -> Device:
+        refuse_bad_fork(job.process.device)
+        nearest = place.local_rank if _ranks_of(job) > 1 else 0
+        is_dp = isinstance(job, messages.TrialJob) and job.config.strategy == "dp"
+        count = job.config.world_size if is_dp else 1
+        if place.is_shared or isinstance(job, messages.ProbeJob | messages.TrialJob):
+            # A probe is the first of a search to open a device; a trial comes right after another,
+            # whose kernels do not count.
+            is_first = isinstance(job, messages.ProbeJob)
+            quiet_s = BEFORE_S if is_first else perf_counter() - started
+            self.before = others_before(job.process.device, nearest, count, quiet_s)
+        limit_bytes = job.process.limit_bytes
+        device = open_device(job.process.device, nearest, count=count, limit_bytes=limit_bytes)
+        if place.is_shared:
+            self.parts = _Parts(job.payload, device, self.shared_from_s)
+            self.references = {} if device.has_own_memory else None
+        else:
+            _set_threads(job, place.local_rank, device)
+        return device
+
+    def with_costs(self, report: RankReport) -> RankReport:
+        """Return the report with what building took, and the RAM that is kept for later jobs."""
+        if self.parts is None:
+            return report
+        references = sum(known.nbytes for known in (self.references or {}).values())
+        kept_bytes = self.parts.kept_bytes + references
+        return report.model_copy(
+            update={"workload_build_s": self.parts.build_s, "kept_bytes": kept_bytes}
+        )
+
+    def is_sound_after(self, report: RankReport) -> bool:
+        """Give back what a job has left; return whether another one may follow."""
+        for stream in (
+            sys.stdout,
+            sys.stderr,
+        ):  # this process may be ended at any time after this job
+            with suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        if self.device is None or (report.curves is not None and report.curves.is_cut):
+            return False  # it could not be opened, or is lost
+        outcome = report.result.outcome
+        was_full = outcome == "oom" and self.device.refusals() > self.refusals
+        if outcome not in {"ok", "pruned"} and not was_full:
+            return False
+        if outcome != "ok":  # what was cut short may have left handlers of its own
+            for number, handler in self.handlers.items():
+                signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+            signal_handling._SIGCHLD_handler_set = False  # noqa: SLF001 - the next loader sets torch's again
+        faulthandler.cancel_dump_traceback_later()
+        with suppress(RuntimeError):
+            self.device.synchronize()
+            if self.parts is not None and self.parts.model is not None:
+                self.parts.model.zero_grad(set_to_none=True)
+            gc.collect()
+            self.device.give_back()
+            with suppress(AttributeError, OSError):  # another C library than glibc
+                ctypes.CDLL(None).malloc_trim(0)
+            return True
+        return False
 
 
 @dataclass(slots=True)
 class _Parts:
     """A workload's model and dataset, each built when it is first asked for; the model as it was then."""
 
-    job: messages.SeriesJob
+    payload: Path
     device: Device
+    kept_from_s: float
+    """Seconds of building from which weights are kept aside: otherwise no job follows."""
     build_s: float = 0.0
     """Seconds of reading the workload and of building both."""
     model: nn.Module | None = None
@@ -129,18 +298,18 @@ class _Parts:
     _dataset: list[Any] = field(default_factory=list)
     """It alone, once it is built."""
     _random_after: dict[str, tuple[Any, ...]] = field(default_factory=dict)
-    """Where random generators were once the model, or the dataset, was built."""
+    """States of the random generators once the model, or the dataset, was built."""
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of the weights that are kept aside, in RAM."""
+        """Return the bytes of the weights that are kept aside, in RAM."""
         return sum(tensor.nbytes for tensor in self._initial.values())
 
     def as_workload(self) -> Workload:
-        """The workload with these parts."""
+        """Return the workload with these parts."""
         if self._workload is None:
             with self._timed():
-                self._workload = resolved(read_payload(self.job.payload))
+                self._workload = resolved(read_payload(self.payload))
         return replace(
             self._workload,
             model=partial(self._model_of, self._workload),
@@ -152,19 +321,15 @@ class _Parts:
             with self._timed():
                 self.model = made_model(workload).to(self.device.torch_device)
             self._random_after["model"] = random_state()
-        if not self._initial:
-            self._keep_weights(self.model)
-        else:
+        is_lazy_model = any(map(is_lazy, self.model.parameters()))  # it makes weights later
+        if not self._initial and self.build_s >= self.kept_from_s and not is_lazy_model:
+            self._initial = kept_weights(self.model)
+            self._strides = {name: tensor.stride() for name, tensor in self._initial.items()}
+        elif self._initial:
             _lay_out(self.model, self._strides)
             put_back(self.model, self._initial)
         put_random_state(self._random_after["model"])
         return self.model
-
-    def _keep_weights(self, model: nn.Module) -> None:
-        """Keep them aside, unless no job follows; those of a lazy module once it has made them."""
-        if self.build_s >= self.job.least_build_s and not any(map(is_lazy, model.parameters())):
-            self._initial = kept_weights(model)
-            self._strides = {name: tensor.stride() for name, tensor in self._initial.items()}
 
     def _data_of(self, workload: Workload) -> Any:
         if not self._dataset:
@@ -191,216 +356,7 @@ def _lay_out(model: nn.Module, strides: Mapping[str, tuple[int, ...]]) -> None:
             )
 
 
-@dataclass(slots=True)
-class _Series:
-    device: Device
-    before: Mapping[str, Others]
-    do: Do
-    parts: _Parts
-    trials: int = 0
-    """That were measured, or ended early."""
-    references: References | None = field(init=False)
-    """On an accelerator, whose own memory they take none of; elsewhere there is one precision to
-    compare."""
-    spare: int = field(default_factory=partial(os.open, os.devnull, os.O_RDONLY))
-
-    def __post_init__(self) -> None:
-        """Have a place for what precision checks leave."""
-        self.references = {} if self.device.has_own_memory else None
-
-    def do_one(self, folder: TrialFolder) -> bool:
-        """Do a job and write its report; whether another one may follow."""
-        started = perf_counter()
-        refusals = self.device.refusals()
-        handlers = {number: signal.getsignal(number) for number in (signal.SIGCONT, signal.SIGCHLD)}
-        place = Place(
-            folder, 0, 0, is_shared=True, earlier_trials=self.trials, references=self.references
-        )
-        report = outcome_of(lambda: self._do(place, started))
-        if report.result.outcome != "ok":  # what was cut short may have left handlers of its own
-            for number, handler in handlers.items():
-                signal.signal(number, handler if handler is not None else signal.SIG_DFL)
-            signal_handling._SIGCHLD_handler_set = False  # noqa: SLF001 - the next loader sets torch's again
-        for stream in (
-            sys.stdout,
-            sys.stderr,
-        ):  # this process may be ended at any time after this job
-            with suppress(OSError, ValueError, AttributeError):
-                stream.flush()
-        kept_bytes = self.parts.kept_bytes + sum(
-            known.nbytes for known in (self.references or {}).values()
-        )
-        own = {"workload_build_s": self.parts.build_s, "kept_bytes": kept_bytes}
-        if not is_written(place, report.model_copy(update=own), self.spare):
-            os._exit(REPORT_UNWRITTEN)
-        if report.curves is not None and report.curves.is_cut:  # the device is lost
-            return False
-        was_full = report.result.outcome == "oom" and self.device.refusals() > refusals
-        return report.result.outcome in {"ok", "pruned"} or was_full
-
-    def _do(self, place: Place, started: float) -> RankReport:
-        job = messages.read_job(place.folder.job)
-        assert not isinstance(job, messages.DescribeJob | messages.SeriesJob)  # noqa: S101 - our own bug
-        process = job.process
-        config = job.config
-        dump = HangDump(file=sys.stderr, ends_at=started + process.deadline_s)
-        dump.before_deadline()
-        device = replace(self.device, limit_bytes=process.limit_bytes)
-        device.cap_memory()
-        seed_all(process.seed)
-        ends_at = started + DEADLINE_SHARE * process.deadline_s
-        before = {} if self.trials else self.before
-        start = Start(started=started, built_from=started, ends_at=ends_at, before=before)
-        is_run = isinstance(
-            job, messages.TrialJob | messages.StressJob
-        )  # other jobs set TF32 themselves
-        tf32 = tf32_products() if is_run and config.amp_dtype == "tf32" else nullcontext()
-        with torch_threads(config.intra_op_threads), tf32:
-            try:
-                report = self.do(job, self.parts.as_workload(), device, place, dump, start)
-            except EndedEarly:
-                self.trials += 1
-                return RankReport(
-                    result=TrialResult(outcome="pruned", reason="its parent has seen enough")
-                )
-        return self._as_one_of_several(report)
-
-    def _as_one_of_several(self, report: RankReport) -> RankReport:
-        """With the number of trials before it, and without the memory of the weights that are kept aside."""
-        measurement = report.result.measurement
-        curves = report.curves
-        stress = report.stress
-        if stress is not None:
-            own_stress = stress.model_copy(update={"memory": self._own(stress.memory)})
-            report = report.model_copy(update={"stress": own_stress})
-        if curves is not None:
-            device = tuple(
-                point.model_copy(update=self._peak(point.peak_memory_bytes))
-                for point in curves.device
-            )
-            report = report.model_copy(
-                update={"curves": curves.model_copy(update={"device": device})}
-            )
-        if measurement is None:
-            return report
-        memory = self._own(measurement.memory)
-        own = {
-            "earlier_trials": self.trials,
-            "memory": memory,
-            **self._peak(measurement.peak_memory_bytes),
-        }
-        self.trials += 1
-        return report.with_result(measurement=measurement.model_copy(update=own))
-
-    def _peak(self, peak_bytes: int | None) -> dict[str, int | None]:
-        return {
-            "peak_memory_bytes": None if peak_bytes is None else self._without_weights(peak_bytes)
-        }
-
-    def _own(self, memory: MemorySample) -> MemorySample:
-        return memory.model_copy(update={"peak_bytes": self._without_weights(memory.peak_bytes)})
-
-    def _without_weights(self, peak_bytes: int) -> int:
-        return (
-            peak_bytes if self.device.has_own_memory else max(0, peak_bytes - self.parts.kept_bytes)
-        )
-
-    def is_cleared(self) -> bool:
-        """Give back what the job has left; whether the device still works."""
-        faulthandler.cancel_dump_traceback_later()
-        with suppress(RuntimeError):
-            self.device.synchronize()
-            self._give_back()
-            return True
-        return False
-
-    def _give_back(self) -> None:
-        if self.parts.model is not None:
-            self.parts.model.zero_grad(set_to_none=True)
-        gc.collect()
-        self.device.give_back()
-        with suppress(AttributeError, OSError):  # another C library than glibc
-            ctypes.CDLL(None).malloc_trim(0)
-
-
-# A rank's whole life: read the job, do it, answer. Whatever happens becomes one RankReport.
-#
-# A forked rank can't open a device that its parent had opened before. torch calls the children of a
-# process that has used a device, if only by `torch.cuda.is_available()`, bad forks
-# (torch/csrc/cuda/Module.cpp, poison_fork): it raises in them, or finds no device. A package that
-# torch loads by itself, by an entry point of the group torch.backends, may do so before it can be
-# prevented.
-
-
-_TRIAL_VARIABLE = (
-    "AUTOTUNE_TRIAL"  # set to "1" in a trial's environment, for the user's code to read
-)
-_DEVICES = ("cuda", "xpu", "mtia", "mps")
-_done = partial(RankReport, result=TrialResult(outcome="ok"))
-
-
-def run_rank(folder: TrialFolder, started: float, local_rank: int = 0) -> int:
-    """Do the job in a trial's folder and write the report; the exit code: 0, or REPORT_UNWRITTEN.
-
-    Args:
-        folder: The trial's.
-        started: When the process began, by perf_counter: a fresh interpreter spends seconds of its
-            deadline on imports.
-        local_rank: This rank's number among those on this host, which are all of them unless the
-            job names a part.
-    """
-    job = messages.read_job(folder.job)
-    if isinstance(job, messages.SeriesJob):
-        with suppress(OSError):  # a full disk: the deadline counts a little later
-            folder.begun.touch(mode=0o600)  # from now on the first job's deadline counts
-    _enter_callers_world(job.process)
-    _share_sockets(folder)
-    faulthandler.enable()
-    part = job.part if isinstance(job, messages.TrialJob) else None
-    first, host = (0, 0) if part is None else (part.first_rank, part.host)
-    place = Place(folder, first + local_rank, local_rank, host)
-    stack = folder.stack_of(place.rank).open("w") if _ranks_of(job) > 1 else sys.stderr
-    dump = HangDump(file=stack, ends_at=started + job.process.deadline_s)
-    dump.before_deadline()
-    spare = os.open(os.devnull, os.O_RDONLY)
-    report = outcome_of(lambda: _do(job, place, dump, started))
-    if not is_written(place, report, spare):
-        return REPORT_UNWRITTEN
-    if report.result.outcome == "ok":
-        with suppress(RuntimeError):  # another rank has failed meanwhile, and reports it itself
-            place.group.wait()  # a rank that ends first would end its group
-    return 0
-
-
-def _do(job: messages.Job, place: Place, dump: HangDump, started: float) -> RankReport:
-    process = job.process
-    if not isinstance(job, messages.DescribeJob | messages.SeriesJob) and job.command is not None:
-        return run_command(job, place, dump, started)
-    refuse_bad_fork(process.device)
-    nearest = place.local_rank if _ranks_of(job) > 1 else 0
-    count = (
-        job.config.world_size
-        if isinstance(job, messages.TrialJob) and job.config.strategy == "dp"
-        else 1
-    )
-    before = _others_before(job, nearest, count, started)
-    device = open_device(process.device, nearest, count=count, limit_bytes=process.limit_bytes)
-    if isinstance(job, messages.DescribeJob):
-        return _done(environment=describe(device, job_blocks=process.blocks_launches))
-    if not isinstance(job, messages.SeriesJob):
-        _set_threads(job, place.local_rank, device)
-    if isinstance(job, messages.TrialJob):
-        place.group = open_group(job, place.rank, device)
-    device.cap_memory()  # after the group has met: NCCL's buffers lie outside torch
-    seed_all(process.seed)
-    ends_at = started + DEADLINE_SHARE * process.deadline_s
-    start = Start(started=started, built_from=perf_counter(), ends_at=ends_at, before=before)
-    if isinstance(job, messages.SeriesJob):
-        return run_series(job, device, place.folder, before, _do_with_workload)
-    return _do_with_workload(job, resolved(read_payload(job.payload)), device, place, dump, start)
-
-
-def _do_with_workload(
+def _answer(
     job: messages.WorkloadJob,
     workload: Workload,
     device: Device,
@@ -409,8 +365,6 @@ def _do_with_workload(
     start: Start,
 ) -> RankReport:
     scratch = place.folder.path
-    if job.config.compile:
-        os.environ.update(compile_cache_variables())
     match job:
         case messages.TrialJob():
             return run_trial(job, workload, device, place, dump, start)
@@ -428,7 +382,10 @@ def _do_with_workload(
             )
         case messages.CurvesJob():
             bench = WorkloadBench(workload, job, device, scratch)
-            keep = partial(_keep_curves, place)
+
+            def keep(known: Curves) -> None:
+                place.keep(_done(curves=known))
+
             return _done(curves=trace_curves(bench, job, device, start.ends_at, keep=keep))
         case messages.StressJob():
             return _done(stress=train_on_largest(workload, job, device, scratch, start.ends_at))
@@ -436,17 +393,38 @@ def _do_with_workload(
             assert_never(job)
 
 
-def _keep_curves(place: Place, known: Curves) -> None:
-    place.keep(_done(curves=known))
+def _without_weights(report: RankReport, aside_bytes: int, trials: int) -> RankReport:
+    """Return a shared process's report without the memory of weights kept aside, and with its earlier trials."""
+
+    def own(memory: MemorySample) -> MemorySample:
+        return memory.model_copy(update={"peak_bytes": max(0, memory.peak_bytes - aside_bytes)})
+
+    measurement = report.result.measurement
+    stress = report.stress
+    curves = report.curves
+    if measurement is not None:
+        memory = own(measurement.memory)
+        changes = {"memory": memory, "peak_memory_bytes": memory.peak_bytes}
+        measurement = measurement.model_copy(update={"earlier_trials": trials, **changes})
+        report = report.with_result(measurement=measurement)
+    if stress is not None:
+        stress = stress.model_copy(update={"memory": own(stress.memory)})
+    if curves is not None:
+        points = []
+        for point in curves.device:
+            peak_bytes = point.peak_memory_bytes and max(0, point.peak_memory_bytes - aside_bytes)
+            points.append(point.model_copy(update={"peak_memory_bytes": peak_bytes}))
+        curves = curves.model_copy(update={"device": tuple(points)})
+    return report.model_copy(update={"stress": stress, "curves": curves})
 
 
 def _ranks_of(job: messages.Job) -> int:
-    """Processes that do the job together."""
+    """Return how many processes do the job together."""
     return job.config.process_count if isinstance(job, messages.TrialJob) else 1
 
 
 def _set_threads(job: messages.WorkloadJob, local_rank: int, device: Device) -> None:
-    """Cores and threads as configured; without a setting, ranks share the cores of their host, or their own.
+    """Set cores and threads as configured; without a setting, ranks share the cores of their host, or their own.
 
     A probe describes the machine as it is: it stays unbound. So does a rank where a binding has no
     effect, as is noted.
@@ -473,23 +451,6 @@ def _set_threads(job: messages.WorkloadJob, local_rank: int, device: Device) -> 
     set_threads(config.intra_op_threads or threads, None)
 
 
-def _others_before(
-    job: messages.Job, first: int, count: int, started: float
-) -> Mapping[str, Others]:
-    """Other processes' use of this rank's `count` devices from `first` on, before it opens them.
-
-    A probe is the first of a search to open a device; a trial comes right after another, whose
-    kernels do not count.
-    """
-    if not isinstance(job, messages.ProbeJob | messages.TrialJob | messages.SeriesJob):
-        return {}
-    is_first = isinstance(job, messages.ProbeJob) or (
-        isinstance(job, messages.SeriesJob) and job.is_first
-    )
-    quiet_s = BEFORE_S if is_first else perf_counter() - started
-    return others_before(job.process.device, first, count, quiet_s)
-
-
 def _enter_callers_world(process: messages.ProcessSetup) -> None:
     """Take on the caller's folder, search path and environment, before any call to a device."""
     os.environ[_TRIAL_VARIABLE] = "1"
@@ -512,8 +473,18 @@ def _share_sockets(folder: TrialFolder) -> None:
         current_process()._config["tempdir"] = str(folder.sockets.readlink())  # type: ignore[attr-defined] # noqa: SLF001
 
 
+# A forked rank can't open a device that its parent had opened before. torch calls the children of a
+# process that has used a device, if only by `torch.cuda.is_available()`, bad forks
+# (torch/csrc/cuda/Module.cpp, poison_fork): it raises in them, or finds no device. A package that
+# torch loads by itself, by an entry point of the group torch.backends, may do so before it can be
+# prevented.
+
+
+_DEVICES = ("cuda", "xpu", "mtia", "mps")
+
+
 def _bad_fork_devices() -> tuple[str, ...]:
-    """Kinds of devices that this process can't open for having been forked."""
+    """Return the kinds of devices that this process can't open for having been forked."""
     found = []
     registered = torch._C._get_privateuse1_backend_name()  # noqa: SLF001 - no public name
     for name in (*_DEVICES, registered):
@@ -524,7 +495,7 @@ def _bad_fork_devices() -> tuple[str, ...]:
 
 
 def bad_fork_devices_of_children() -> tuple[str, ...]:
-    """Kinds of devices that a process forked from this one could not open. Forks one to find out."""
+    """Return the kinds of devices that a process forked from this one could not open. Forks one to find out."""
     reading, writing = os.pipe()
     pid = (
         os.fork()

@@ -5,7 +5,7 @@ answers how far it came and what of that must not be forked (preload.py): its pa
 and begins another.
 
 Sends once it is ready which devices its forks can't open, since a package that torch has loaded by
-itself has opened them. Receives over its socket, in one message for each trial, the trial's folder,
+itself has opened them. Receives over its channel, in one message for each trial, the trial's folder,
 the number of its ranks and the descriptor to print to; forks the ranks (10 ms each instead of an
 interpreter's start and `import torch`); answers with their pids, then with each rank's exit code as
 it ends, the last one once all that the ranks have started is gone too. The ranks are reaped when
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import json
 import os
 import select
 import shutil
@@ -31,117 +30,104 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from time import perf_counter, sleep
+from typing import Any, NoReturn
 
 import psutil
 import torch._dynamo  # noqa: F401 - the first optimizer would import it, a second in every fork
 
 from autotune.launch.processes import exit_code_of, free_shared_memory
+from autotune.protocol.channel import Channel
 from autotune.protocol.disk import TrialFolder, monotonic
 from autotune.worker.preload import preload
 from autotune.worker.rank import bad_fork_devices_of_children, run_rank
 
 _SWEEP_WITHIN_S = 5.0  # our convention, as the parent's (process_tree.py)
 _OOM_SCORE_ADJ = "800"  # man 5 proc: of -1000 to 1000; the kernel spares the caller
-_MESSAGE_BYTES = 64 * 1024  # a request names a folder and some numbers
 
 
 def serve(descriptor: int) -> None:
-    """Answer requests on an inherited SOCK_SEQPACKET socket until its other end closes."""
+    """Answer requests on an inherited socket until its other end closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     ctypes.CDLL(None).prctl(
         36, 1
     )  # PR_SET_CHILD_SUBREAPER: orphans below the server become its children
-    with socket.socket(fileno=descriptor) as connection:
-        _answer(connection, {"bad_forks": bad_fork_devices_of_children()})
-        _share_with_forks()
-        while True:
-            message, descriptors = _received(connection)
-            if not message:
-                os._exit(0)
-            request = json.loads(message)
-            for pid in request.get("reap", ()):
-                os.waitpid(pid, 0)
-            if "folder" in request:
-                _serve_one(
-                    connection,
-                    TrialFolder(Path(request["folder"])),
-                    request["ranks"],
-                    descriptors[0],
-                )
-            if "preload" in request:
-                _preload(connection, descriptors[0], is_close=request["preload"] == "closely")
+    channel = Channel(socket.socket(fileno=descriptor))
+    _answer(channel, {"bad_forks": bad_fork_devices_of_children()})
+    _share_with_forks()
+    while True:
+        try:
+            request = channel.receive(None, descriptors=1) or {}
+        except EOFError:
+            os._exit(0)
+        for pid in request.get("reap", ()):
+            os.waitpid(pid, 0)
+        if "folder" in request:
+            _serve_one(channel, request)
+        if "preload" in request:
+            _preload(channel, request)
 
 
-def _received(connection: socket.socket) -> tuple[bytes, list[int]]:
-    """The next request and its descriptors; empty where the parent is gone."""
-    with suppress(ConnectionError):
-        message, descriptors, _, _ = socket.recv_fds(connection, _MESSAGE_BYTES, 1)
-        return message, descriptors
-    return b"", []
-
-
-def _answer(connection: socket.socket, content: Mapping[str, object]) -> None:
-    """Send to the parent; where it is gone, whoever next waits for it notices."""
-    with suppress(ConnectionError):
-        connection.send(json.dumps(content).encode())
+def _answer(channel: Channel, content: Mapping[str, object]) -> None:
+    """Send to the parent; if it is gone, whoever next waits for it notices."""
+    with suppress(OSError):
+        channel.send(content)
 
 
 def _share_with_forks() -> None:
-    """What is imported stays shared with every fork."""
+    """Keep what is imported shared with every fork."""
     gc.collect()
     gc.freeze()
 
 
-def _preload(connection: socket.socket, descriptor: int, *, is_close: bool) -> None:
-    """Import what a file names, which holds the package that is being imported from then on."""
-
-    def tell(package: str) -> None:
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, package.encode(), 0)
-
-    asked = json.loads(os.pread(descriptor, os.fstat(descriptor).st_size, 0))
-    names = asked["names"]
-    environment = asked["environment"]
+def _preload(channel: Channel, request: Mapping[str, Any]) -> None:
+    """Import what the parent asks for, and send the package that is being imported and how far it came."""
+    names = request["preload"]
     signal.alarm(150)  # more than the parent waits, which may be gone when an import hangs
-    result = preload(names, environment, bad_fork_devices_of_children, is_close=is_close, tell=tell)
+    result = preload(
+        names,
+        request["environment"],
+        bad_fork_devices_of_children,
+        before_import=lambda package: _answer(channel, {"importing": package}),
+    )
     signal.alarm(0)
-    os.close(descriptor)
     found = f"it has {result.reason} now" if result.reason else "it can be forked"
-    preloaded = f"imported {result.preloaded} of {len(names)} modules in {result.seconds:.1f} s"
+    preloaded = f"imported {result.preloaded} of {len(names)} modules"
     print(f"{preloaded}: {found}", flush=True)  # noqa: T201 - the server's log
     _share_with_forks()
-    answer = {name: getattr(result, name) for name in ("preloaded", "reason", "culprit", "chain")}
-    _answer(connection, answer)
+    _answer(channel, result.model_dump())
 
 
-def _serve_one(connection: socket.socket, folder: TrialFolder, ranks: int, output: int) -> None:
+def _serve_one(channel: Channel, request: Mapping[str, Any]) -> None:
     server_pid = os.getpid()
+    folder = TrialFolder(Path(request["folder"]))
+    output = channel.descriptors.pop()
     pids = []
     sockets = os.path.realpath(
         folder.sockets
     )  # now: later a trial could have put another link there
-    for rank in range(ranks):
+    for rank in range(request["ranks"]):
         pid = os.fork()
         if pid == 0:
-            connection.close()
-            _become_rank(folder, rank, output, server_pid)
+            channel.close()
+            _become_rank(output, server_pid)
+            live(folder, rank, perf_counter(), request["shared_from_s"])
         pids.append(pid)
     os.close(output)
-    _answer(connection, {"pids": pids})
-    for ended, (rank, code) in enumerate(_exits(pids, connection), 1):
+    _answer(channel, {"pids": pids})
+    for ended, (rank, code) in enumerate(_exits(pids, channel.fileno()), 1):
         free_shared_memory(pids[rank])
-        if ended == ranks:
+        if ended == len(pids):
             _sweep(pids)
             shutil.rmtree(
                 sockets, ignore_errors=True
             )  # here as well: the parent may have been killed
-        _answer(connection, {"rank": rank, "exit": code})
+        _answer(channel, {"rank": rank, "exit": code})
 
 
-def _exits(pids: Sequence[int], connection: socket.socket) -> Iterator[tuple[int, int | None]]:
-    """Each rank and its exit code as it ends, unreaped; all are ended once the socket has closed."""
+def _exits(pids: Sequence[int], connection: int) -> Iterator[tuple[int, int | None]]:
+    """Yield each rank and its exit code as it ends, unreaped; all are ended once the socket has closed."""
     running = {os.pidfd_open(pid): rank for rank, pid in enumerate(pids)}
-    parent = [connection.fileno()]
+    parent = [connection]
     while running:
         ready, _, _ = select.select([*running, *parent], [], [])
         ended = [exited for exited in ready if exited in running]
@@ -173,9 +159,8 @@ def _sweep(ranks: Collection[int]) -> None:
         sleep(0.001)
 
 
-def _become_rank(folder: TrialFolder, rank: int, output: int, server_pid: int) -> None:
-    """In the fork: own session and streams, dies with the server, never returns."""
-    started = perf_counter()
+def _become_rank(output: int, server_pid: int) -> None:
+    """Give a fork a session and streams of its own, and have it die with the server."""
     os.setsid()
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG (linux/prctl.h)
     if os.getppid() != server_pid:
@@ -184,16 +169,15 @@ def _become_rank(folder: TrialFolder, rank: int, output: int, server_pid: int) -
     nothing = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((nothing, 0), (output, 1), (output, 2)):
         os.dup2(source, target)
-    live(folder, rank, started)
 
 
-def live(folder: TrialFolder, local_rank: int, started: float) -> None:
+def live(folder: TrialFolder, local_rank: int, started: float, shared_from_s: float) -> NoReturn:
     """Run a rank and end the process at once, without waiting for loader workers: the parent sweeps its group."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE_ADJ)
     code = 1
     try:
-        code = run_rank(folder, started, local_rank)
+        code = run_rank(folder, started, local_rank, shared_from_s)
     except BaseException:  # noqa: BLE001 - the process ends here; the reason is in the log
         with suppress(OSError, ValueError):  # the user's code may have closed it
             traceback.print_exc()

@@ -72,7 +72,7 @@ def run_trial(
         run.longest_s = feed.start_s + feed.first_wait_s  # an epoch's restart may take as long
         if place.earlier_trials > 0:  # one-time work of the process is done
             run.first_steps = 1
-        after_block = after_block_of(job, place, dump, run, at_end)
+        after_block = after_block_of(job, place, dump, run)
         measurement = measure(run, job.window, first, start, after_block)
 
         # Measure what explains the window. Without blocks, only the deadline shows a hang.
@@ -123,37 +123,30 @@ def _refuse_repeated(dataset: Any, batch: Any, group: Group) -> None:
 
 
 def after_block_of(
-    job: TrialJob, place: Place, dump: HangDump, run: Run, at_end: ExitStack
+    job: TrialJob, place: Place, dump: HangDump, run: Run
 ) -> Callable[[Block], None]:
     """Return the function to call after each block of the window.
 
     It sends the block to a parent that asks for it, and restarts the hang timer of a group.
-
-    The file stays open until `at_end`: opening and closing it for each block would delay the loop
-    if the folder is on a network drive.
 
     Args:
         job: Whether to send blocks.
         place: The trial's folder.
         dump: The hang timer.
         run: The run, whose longest block sets the timer.
-        at_end: Closes the file.
 
     Returns:
         A function that, in a shared process, raises EndedEarly once the parent has seen enough.
     """
-    descriptor: int | None = None
-    if job.streams_blocks and place.rank == 0:
-        with suppress(OSError):  # on a full disk the trial is just not stopped early
-            descriptor = os.open(place.folder.blocks, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            at_end.callback(os.close, descriptor)
+    is_followed = job.streams_blocks and place.rank == 0
+    if is_followed and place.channel is None:
+        place.connect()
 
     def after_block(block: Block) -> None:
-        if descriptor is not None:
-            with suppress(OSError):  # as above; a line may be incomplete
-                os.write(descriptor, f"{block.model_dump_json()}\n".encode())
-        if place.is_shared and job.streams_blocks and place.folder.enough.exists():
-            raise EndedEarly
+        if is_followed:
+            place.send({"block": block.model_dump()})
+            if place.is_shared and place.receive(0.0):
+                raise EndedEarly
         if run.group.size > 1:
             dump.unless_a_block_ends(run.group.most(run.longest_s))
 

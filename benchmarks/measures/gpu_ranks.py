@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Any
 
-from autotune.launch.local import ForkServerLauncher
+from autotune.launch.local import LocalLauncher
 from autotune.policy import WindowRules
 from autotune.protocol.messages import NO_EXTRAS
 from benchmarks.cases.ranks import wide
@@ -104,7 +104,7 @@ def _trials(
     ends_at, longest_s = monotonic() + seconds, TRIAL_S
     with TemporaryDirectory(prefix="autotune-benchmark-") as folder:
         notes = Path(folder) / "notes"
-        launcher = TimedLauncher(ForkServerLauncher(Path(folder) / "server.log"), notes)
+        launcher = TimedLauncher(LocalLauncher(Path(folder) / "server.log"), notes)
         case = wide(notes, width=width)
         try:
             with open_trials(

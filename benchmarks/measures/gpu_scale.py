@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Any
 
 from autotune.launch.launcher import Launcher
-from autotune.launch.local import ForkServerLauncher
+from autotune.launch.local import LocalLauncher
 from benchmarks.cases.cpu import Case
 from benchmarks.measures.gpu_watch import GpuWatch
 from benchmarks.measures.part_guard import Figures, Keep
@@ -141,9 +141,9 @@ def case_of(name: str, scale: Scale, **arguments: Any) -> Case:
     return case
 
 
-def fork_server(folder: Path) -> ForkServerLauncher:
+def fork_server(folder: Path) -> LocalLauncher:
     """A launcher that the caller closes; its server writes its log into the folder."""
-    return ForkServerLauncher(folder / "server.log")
+    return LocalLauncher(folder / "server.log")
 
 
 @contextmanager

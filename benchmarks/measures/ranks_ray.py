@@ -16,7 +16,7 @@ from typing import Any
 
 from autotune.config.plan import Executor
 from autotune.launch.launcher import Launcher
-from autotune.launch.local import ForkServerLauncher
+from autotune.launch.local import LocalLauncher
 from autotune.policy import WindowRules
 from autotune.protocol.messages import NO_EXTRAS
 from benchmarks.cases.cpu import nothing_to_do
@@ -39,7 +39,7 @@ def measure_ray(count: int) -> dict[str, Any]:
         with ExitStack() as held:
             held.callback(ray.close)
             folder = Path(held.enter_context(TemporaryDirectory(prefix="autotune-benchmark-")))
-            local = ForkServerLauncher(folder / "server.log")
+            local = LocalLauncher(folder / "server.log")
             held.callback(local.close)
             launchers: dict[str, Launcher] = {"fork server": local, "ray": ray}
             runs = {

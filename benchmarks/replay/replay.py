@@ -37,7 +37,6 @@ from autotune.protocol.messages import (
     PrecisionJob,
     ProbeJob,
     RankReport,
-    SeriesJob,
     StressJob,
     TrialJob,
     read_job,
@@ -317,8 +316,6 @@ class ReplayLauncher:
                 return Exit(code=0, wall_s=wall_s), RankReport(
                     result=done, stress=self._stress(job)
                 )
-            case SeriesJob():
-                raise ValueError("a surface has no processes that trials could share")
 
     def _trial(self, job: TrialJob, launch: Launch) -> tuple[Exit, RankReport | None]:
         """A visit of the point; where the parent has it ended early, its blocks until then."""
@@ -480,12 +477,11 @@ def _stream(result: TrialResult, launch: Launch) -> float | None:
     assert result.measurement is not None
     window = result.measurement.window
     begun_s = result.measurement.startup_s + window.warm_up_s
-    with launch.folder.blocks.open("a", buffering=1) as file:
-        for block in window.blocks:
-            begun_s += block.seconds
-            file.write(f"{block.model_dump_json()}\n")
-            if launch.should_end is not None and launch.should_end():
-                return begun_s
+    for block in window.blocks:
+        begun_s += block.seconds
+        launch.blocks.append(block)
+        if launch.should_end is not None and launch.should_end():
+            return begun_s
     return None
 
 

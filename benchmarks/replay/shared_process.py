@@ -19,7 +19,6 @@ from autotune.protocol.messages import (
     DescribeJob,
     ProbeJob,
     RankReport,
-    SeriesJob,
     TrialJob,
     read_job,
 )
@@ -141,7 +140,7 @@ class _Processes:
         if not is_shared:
             self._earlier = None
         earlier, saved_s = self._earlier, -self.ground.build_s
-        if isinstance(job, DescribeJob | SeriesJob):
+        if isinstance(job, DescribeJob):
             saved_s = 0.0
         elif earlier is not None:
             saved_s = self.ground.start_s(job.config)

@@ -198,15 +198,14 @@ class SimulatedMachine:
     def _trial(self, job: TrialJob, launch: Launch) -> Exit:
         launch.log.touch(mode=0o600)
         begun_s = self.now_s
-        with launch.folder.blocks.open("a", buffering=1) as file:
 
-            def is_lost(block: Block) -> bool:
-                if not job.streams_blocks:
-                    return False
-                file.write(f"{block.model_dump_json()}\n")
-                return launch.should_end is not None and launch.should_end()
+        def is_lost(block: Block) -> bool:
+            if not job.streams_blocks:
+                return False
+            launch.blocks.append(block)
+            return launch.should_end is not None and launch.should_end()
 
-            result = self._result(job.config, job.window, job.extras, is_lost)
+        result = self._result(job.config, job.window, job.extras, is_lost)
         if result is None:
             return Exit(code=None, ended_for="cancelled", wall_s=self.now_s - begun_s)
         write_model(launch.folder.report, RankReport(result=result))

@@ -23,7 +23,6 @@ from autotune.protocol.messages import (
     PrecisionJob,
     ProbeJob,
     RankReport,
-    SeriesJob,
     StressJob,
     TrialJob,
     read_job,
@@ -164,7 +163,7 @@ class SlowMachine:
         )
 
     def _took_s(self, job: Job) -> float:
-        if isinstance(job, DescribeJob | SeriesJob):
+        if isinstance(job, DescribeJob):
             return 0.0
         step_s = self.step_s(job.config)
         match job:

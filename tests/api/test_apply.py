@@ -17,7 +17,7 @@ from autotune.api.commands import applied, apply_command
 from autotune.apply.cores import compile_cache_variables
 from autotune.config.training_config import TrainingConfig
 from autotune.errors import ConfigError
-from autotune.launch.local import ForkServerLauncher
+from autotune.launch.local import LocalLauncher
 from autotune.protocol.attach import ATTACH_VARIABLE
 from tests.factories import make_script
 from tests.worker.script.scripts import Script, ScriptRig
@@ -71,7 +71,7 @@ _SETTINGS: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def probed(fork_server: ForkServerLauncher, tmp_path_factory: pytest.TempPathFactory) -> Script:
+def probed(fork_server: LocalLauncher, tmp_path_factory: pytest.TempPathFactory) -> Script:
     """The script, as a search has seen it."""
     rig = ScriptRig(launcher=fork_server, folder=tmp_path_factory.mktemp("apply"))
     return rig.probe((*rig.write(_SCRIPT), "100000", "--lr={lr}"), lr=0.1)

@@ -12,7 +12,7 @@ import autotune
 from autotune.api.commands import check_plan, environment
 from autotune.errors import ConfigError, LauncherError
 from autotune.files.plan_file import parse_plan
-from autotune.launch.local import ForkServerLauncher
+from autotune.launch.local import LocalLauncher
 from autotune.messages.space import default_optimizer
 from autotune.protocol.disk import read_model, write_model
 from autotune.protocol.messages import RankReport
@@ -71,7 +71,7 @@ def workload() -> tuple[torch.nn.Module, torch.utils.data.Dataset[Any]]:
 
 @pytest.mark.slow
 def test_default_optimizer_is_noted_first(
-    tmp_path: Path, fork_server: ForkServerLauncher, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, fork_server: LocalLauncher, capfd: pytest.CaptureFixture[str]
 ) -> None:
     options: Any = {
         "loss": loss,

@@ -17,7 +17,7 @@ from autotune.config.plan import Plan, Workload
 from autotune.config.training_config import TrainingConfig
 from autotune.errors import ConfigError, WorkloadError
 from autotune.files.recommended import read_script
-from autotune.launch.local import ForkServerLauncher
+from autotune.launch.local import LocalLauncher
 from autotune.note import Note
 from tests.hurried import Hurried
 from tests.worker.script.scripts import HEAD
@@ -66,7 +66,7 @@ Search = Callable[..., SearchResult]
 
 
 @pytest.fixture
-def search(command: list[str], fork_server: ForkServerLauncher) -> Search:
+def search(command: list[str], fork_server: LocalLauncher) -> Search:
     """A short search, whose trials come from the server that all tests share."""
 
     def run(**changes: Any) -> SearchResult:
@@ -122,7 +122,7 @@ def test_a_script_that_fails_is_told_with_its_own_traceback(search: Search) -> N
 
 @pytest.mark.quiet
 def test_a_diagnosis_says_that_a_slow_dataset_holds_a_script_up(
-    command: list[str], fork_server: ForkServerLauncher, monkeypatch: pytest.MonkeyPatch
+    command: list[str], fork_server: LocalLauncher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("train.py").write_text(_SCRIPT.replace(", num_workers=2)", ")"), encoding="utf-8")
     varied = TrainingConfig(micro_batch_size=16, lr=0.05, num_workers=2)

@@ -28,7 +28,7 @@ from autotune.config.plan import (
 from autotune.config.training_config import TrainingConfig
 from autotune.diagnosis.advice import list_variations
 from autotune.errors import ConfigError, NothingFeasibleError, WorkloadError
-from autotune.launch.local import ForkServerLauncher
+from autotune.launch.local import LocalLauncher
 from autotune.messages.trials import another_search
 from autotune.note import Note
 from autotune.protocol.disk import read_model, write_model
@@ -325,7 +325,7 @@ THROUGH_PAUSES = MeasuringTime(window_s=0.8, stretch_s=0.2)
 
 
 @pytest.fixture
-def look(fork_server: ForkServerLauncher, monkeypatch: pytest.MonkeyPatch) -> Look:
+def look(fork_server: LocalLauncher, monkeypatch: pytest.MonkeyPatch) -> Look:
     """A short diagnosis of (model, dataset); `varied` are the only settings measured beside the baseline's."""
 
     def run(

@@ -27,7 +27,7 @@ from autotune.api import search as api
 from autotune.cli import cli
 from autotune.errors import InputError, WorkloadError
 from autotune.files.plan_file import read_plan
-from autotune.launch.local import ForkServerLauncher
+from autotune.launch.local import LocalLauncher
 from autotune.policy import WindowRules
 from tests.hurried import Hurried
 
@@ -110,7 +110,7 @@ def _ours(folder: Path) -> list[str]:
 
 
 @pytest.fixture
-def _here(folder: Path, fork_server: ForkServerLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
+def _here(folder: Path, fork_server: LocalLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command runs in this process, in the user's folder, and its trials come from the shared server."""
     monkeypatch.chdir(folder)
     for module, name in ((api, "run_plan"), (checking, "check_plan")):
@@ -261,7 +261,7 @@ def test_a_killed_search_leaves_nothing_goes_on_and_writes_no_secret(
     ],
 )
 def test_bad_input_is_one_clear_error_with_exit_code_2(
-    folder: Path, fork_server: ForkServerLauncher, override: str, message: str
+    folder: Path, fork_server: LocalLauncher, override: str, message: str
 ) -> None:
     with pytest.raises(InputError, match=message) as caught:
         api.run_plan(
@@ -299,7 +299,7 @@ def test_check_says_what_would_be_searched_and_leaves_no_run_folder(folder: Path
 
 
 def test_an_unpicklable_model_names_the_attribute_and_the_remedy(
-    folder: Path, fork_server: ForkServerLauncher
+    folder: Path, fork_server: LocalLauncher
 ) -> None:
     net = torch.nn.Sequential(torch.nn.Linear(2, 2))
     net[0].__dict__["lock"] = threading.Lock()
@@ -309,7 +309,7 @@ def test_an_unpicklable_model_names_the_attribute_and_the_remedy(
 
 
 def test_a_model_that_keeps_something_of_every_batch_is_told_with_its_slope(
-    folder: Path, fork_server: ForkServerLauncher, monkeypatch: pytest.MonkeyPatch
+    folder: Path, fork_server: LocalLauncher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
     changes = (

@@ -22,10 +22,8 @@ from autotune.config.training_config import TrainingConfig
 from autotune.errors import ConfigError, StudyMismatchError
 from autotune.files.run_folder import read_summary
 from autotune.launch.launcher import Launcher
-from autotune.launch.local import WarmWorkerLauncher
+from autotune.launch.local import LocalLauncher
 from autotune.messages.trials import host_not_used
-from autotune.protocol.messages import RankReport
-from autotune.records.trial import TrialResult
 from autotune.testing import FakeLauncher, fake_environment
 from autotune.tuning.loop import Search
 from tests.factories.searches import NARROW, fake_search
@@ -100,14 +98,13 @@ def test_executor_ray_connects_with_the_plans_device_and_closes(
 
 @pytest.mark.parametrize(("build_s", "shares"), [(0.9, False), (1.0, True)])
 def test_trials_share_a_process_where_building_takes_a_second(build_s: float, shares: bool) -> None:
-    built = RankReport(result=TrialResult(outcome="ok"), workload_build_s=build_s)
     with (
         temporary_folder() as folder,
         opened_launcher(None, folder, replace(PLAN, executor=Executor())) as opened,
     ):
-        assert isinstance(opened, WarmWorkerLauncher)
-        opened._decide(built)
-        assert opened.is_sharing is shares
+        assert isinstance(opened, LocalLauncher)
+        assert opened.is_sharing
+        assert (build_s >= opened._shared_from_s) is shares
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

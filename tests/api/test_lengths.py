@@ -15,7 +15,7 @@ from autotune.api.diagnose import MeasuringTime, diagnose_plan
 from autotune.config.plan import Plan, Workload
 from autotune.config.training_config import TrainingConfig
 from autotune.errors import ConfigError, WorkloadError
-from autotune.launch.local import ForkServerLauncher
+from autotune.launch.local import LocalLauncher
 from tests.factories.lengths import (
     ByBudget,
     ByLength,
@@ -58,7 +58,7 @@ def search(folder: Path, **arguments: Any) -> autotune.SearchResult:
 
 @pytest.mark.quiet
 def test_a_larger_token_budget_is_recommended_where_it_is_faster(
-    tmp_path: Path, fork_server: ForkServerLauncher
+    tmp_path: Path, fork_server: LocalLauncher
 ) -> None:
     result = search(tmp_path, n_trials=3, timeout_s=24, launcher=fork_server)
     best, baseline = result.best, result.baseline
@@ -73,7 +73,7 @@ def test_a_larger_token_budget_is_recommended_where_it_is_faster(
 
 
 @pytest.fixture
-def brief(fork_server: ForkServerLauncher) -> dict[str, Any]:
+def brief(fork_server: LocalLauncher) -> dict[str, Any]:
     """Two trials in short windows, without a look at both sides alone before the second.
 
     The baseline is the faster one: nobody challenges it, so that nothing runs again.
@@ -107,7 +107,7 @@ def test_a_budget_without_its_sampler_is_refused_before_any_trial(
     error: type[Exception],
     sentence: str,
     tmp_path: Path,
-    fork_server: ForkServerLauncher,
+    fork_server: LocalLauncher,
 ) -> None:
     with pytest.raises(error, match=sentence):
         search(tmp_path, n_trials=2, launcher=fork_server, **arguments)
@@ -141,7 +141,7 @@ def diagnose(lengths: list[int], **how: Any) -> autotune.DiagnosisResult:
 
 @pytest.mark.quiet
 def test_a_diagnosis_tells_rates_in_tokens_and_what_like_lengths_would_win(
-    fork_server: ForkServerLauncher, monkeypatch: pytest.MonkeyPatch
+    fork_server: LocalLauncher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(diagnosing, "list_variations", lambda *_: [])
     found = diagnose(
@@ -167,7 +167,7 @@ def test_a_diagnosis_tells_rates_in_tokens_and_what_like_lengths_would_win(
 
 @pytest.mark.slow
 def test_of_equal_lengths_nothing_is_said(
-    fork_server: ForkServerLauncher, monkeypatch: pytest.MonkeyPatch
+    fork_server: LocalLauncher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(diagnosing, "list_variations", lambda *_: [])
     brief = MeasuringTime(window_s=0.4, stretch_s=0.1)

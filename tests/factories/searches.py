@@ -15,7 +15,7 @@ from autotune.launch.runner import TrialRunner
 from autotune.note import Note
 from autotune.policy import POLICY, Policy
 from autotune.protocol.disk import write_model
-from autotune.protocol.messages import DescribeJob, Job, ProbeJob, RankReport, SeriesJob, read_job
+from autotune.protocol.messages import DescribeJob, Job, ProbeJob, RankReport, read_job
 from autotune.records.measurement import MemoryLimits
 from autotune.records.result import Recommendation
 from autotune.records.trial import TrialResult
@@ -58,7 +58,7 @@ class FailingLauncher(FakeLauncher):
     def launch(self, launch: Launch) -> Exit:
         """Fail, or do as the cost model says."""
         job = read_job(launch.folder.job)
-        if isinstance(job, DescribeJob | ProbeJob | SeriesJob) or job.kind not in self.failures:
+        if isinstance(job, DescribeJob | ProbeJob) or job.kind not in self.failures:
             return FakeLauncher.launch(self, launch)
         self.jobs.append(job)
         write_model(launch.folder.report, RankReport(result=self.failures[job.kind]))

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 import autotune
-from autotune.launch.local import ForkServerLauncher
+from autotune.launch.local import LocalLauncher
 from tests.hurried import Hurried
 from tests.integrations.searches import Search
 
 
 @pytest.fixture
-def search(fork_server: ForkServerLauncher) -> Search:
+def search(fork_server: LocalLauncher) -> Search:
     """One trial in a short window, of what the objects say; another number of workers would be tried after it."""
 
     def run(model: Any, data: Any, folder: Path, **options: Any) -> autotune.SearchResult:

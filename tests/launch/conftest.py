@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ import pytest
 
 from autotune.config.plan import Ref, Workload
 from autotune.config.training_config import TrainingConfig
-from autotune.launch.local import ForkServerLauncher, FreshInterpreterLauncher
+from autotune.launch.local import LocalLauncher
 from autotune.launch.runner import ShouldEnd, TrialRunner
 from autotune.policy import POLICY, Policy, WindowRules
 from autotune.protocol.messages import NO_EXTRAS, Extras
@@ -27,8 +29,6 @@ GENEROUS_S = 100.0
 """A deadline that only a test which is about to fail meets."""
 TWO_RANKS: dict[str, Any] = {"strategy": "ddp", "world_size": 2}
 
-AnyLauncher = ForkServerLauncher | FreshInterpreterLauncher
-
 forked_first = pytest.mark.parametrize(
     "any_launcher",
     ["fork server", pytest.param("fresh interpreter", marks=pytest.mark.slow)],
@@ -41,7 +41,7 @@ forked_first = pytest.mark.parametrize(
 class Rig:
     """Runs trials of workloads from user_code.py."""
 
-    launcher: AnyLauncher
+    launcher: LocalLauncher
     folder: Path
     policy: Policy = POLICY
 
@@ -141,6 +141,23 @@ class Rig:
         return None if server is None else int(server.process.pid)
 
 
+@contextmanager
+def sharing(launcher: LocalLauncher, from_s: float = 0.0) -> Iterator[None]:
+    """Have a launcher's trials share a process meanwhile; nothing of it may be left."""
+    launcher._shared_from_s = from_s
+    launcher._is_decided = False
+    launcher._tries_again = True
+    launcher._false_failures = 0
+    launcher.is_sharing = True
+    yield
+    launcher.end_shared()
+    server = launcher._server
+    spared = None if server is None else server.process.pid
+    assert [one.pid for one in marked(launcher._token) if one.pid != spared] == []
+    launcher.is_sharing = False
+    launcher.notes = ()
+
+
 def in_user_code(name: str) -> Ref:
     """A reference to something in user_code.py."""
     return Ref(target=f"{USER_CODE}:{name}")
@@ -151,30 +168,30 @@ def in_user_ranks(name: str) -> Ref:
     return Ref(target=f"{USER_RANKS}:{name}")
 
 
-def rig_over(launcher: AnyLauncher, folder: Path) -> Rig:
+def rig_over(launcher: LocalLauncher, folder: Path) -> Rig:
     """A rig whose trials write to a folder."""
     (folder / "payload").mkdir(parents=True)
     return Rig(launcher=launcher, folder=folder)
 
 
 @pytest.fixture(scope="session", params=["fork server", "fresh interpreter"])
-def any_launcher(request: pytest.FixtureRequest) -> AnyLauncher:
+def any_launcher(request: pytest.FixtureRequest) -> LocalLauncher:
     """Each launcher in turn."""
     if request.param == "fork server":
-        launcher: AnyLauncher = request.getfixturevalue("fork_server")
+        launcher: LocalLauncher = request.getfixturevalue("fork_server")
         return launcher
-    return FreshInterpreterLauncher()
+    return LocalLauncher(None)
 
 
 @pytest.fixture
-def rig(fork_server: ForkServerLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
+def rig(fork_server: LocalLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
     """A rig over the fork server, for what does not depend on the launcher."""
     monkeypatch.chdir(tmp_path)  # where user code leaves its notes
     return rig_over(fork_server, tmp_path)
 
 
 @pytest.fixture
-def any_rig(any_launcher: AnyLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
+def any_rig(any_launcher: LocalLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
     """A rig over each launcher in turn."""
     monkeypatch.chdir(tmp_path)
     return rig_over(any_launcher, tmp_path)

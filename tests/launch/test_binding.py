@@ -12,7 +12,7 @@ import torch
 from autotune.apply.cores import allowed_cores, allowed_nodes, cores_of_rank
 from autotune.config.plan import Ref
 from autotune.config.training_config import TrainingConfig
-from autotune.launch.local import FreshInterpreterLauncher
+from autotune.launch.local import LocalLauncher
 from autotune.protocol.messages import TrialJob
 from autotune.records.trial import TrialResult
 from autotune.worker.device import Device
@@ -81,7 +81,7 @@ def test_a_rank_that_can_not_be_bound_is_invalid_and_not_measured(
 ) -> None:
     monkeypatch.setenv("OMP_PROC_BIND", "close")
     monkeypatch.chdir(tmp_path)
-    rig = rig_over(FreshInterpreterLauncher(), tmp_path)
+    rig = rig_over(LocalLauncher(None), tmp_path)
     result = run(rig, numa_binding="exclusive")
     assert (result.outcome, result.measurement) == ("invalid", None)
     assert "OMP_PROC_BIND=close" in result.reason

@@ -40,7 +40,7 @@ def measured(rank: int, blocks: int = 10) -> RankReport:
         peak_memory_bytes=2**30,
     )
     part = measurement.model_copy(update={"ranks": (own,), "window": window})
-    return RankReport(rank=rank, result=TrialResult(outcome="ok", measurement=part))
+    return RankReport(result=TrialResult(outcome="ok", measurement=part))
 
 
 def failed(outcome: Outcome, reason: str = "why", *, is_collateral: bool = False) -> RankReport:
@@ -103,7 +103,7 @@ def test_a_failure_of_a_ranks_own_explains_those_of_the_others() -> None:
     assert told(report) == ("crashed", 1)
     assert report.result.failure is not None
     assert report.result.failure.traceback == "ValueError: broken"
-    assert (report.rank, report.is_collateral) == (1, False)
+    assert not report.is_collateral
 
 
 @pytest.mark.parametrize(
@@ -125,36 +125,44 @@ def test_of_several_failures_memory_goes_before_crashes_and_these_before_others(
     assert told(report) == (outcomes[rank], rank)
 
 
-def test_a_failure_of_its_own_beside_a_success_is_the_groups() -> None:
-    assert told(joined(measured(0), failed("diverged"))) == ("diverged", 1)
-
-
-def test_a_rank_that_died_without_a_word_explains_what_the_others_saw() -> None:
-    report = joined(CLOSED, None, codes=(0, -signal.SIGKILL))
-    assert told(report) == ("crashed", 1)
-    assert "SIGKILL" in report.result.reason
-
-
-def test_an_exit_without_a_report_is_told_with_its_code() -> None:
-    report = joined(None, CLOSED, codes=(3, 0))
-    assert told(report) == ("crashed", 0)
-    assert "3" in report.result.reason
-
-
-def test_a_rank_that_the_kernel_ended_is_out_of_memory_also_where_another_died_before() -> None:
-    codes = (-signal.SIGABRT, -signal.SIGKILL)
-    assert told(joined(None, None, codes=codes, was_oom_killed=True)) == ("host_oom", 1)
-
-
-def test_of_ranks_that_died_without_a_word_the_first_is_named() -> None:
-    codes = (-signal.SIGABRT, -signal.SIGSEGV)
-    report = joined(None, None, codes=codes, first=1)
-    assert told(report) == ("crashed", 1)
-    assert "SIGSEGV" in report.result.reason
-
-
-def test_a_failure_of_its_own_goes_before_a_process_that_died() -> None:
-    assert told(joined(None, failed("oom"), codes=(-signal.SIGABRT, 0))) == ("oom", 1)
+@pytest.mark.parametrize(
+    ("reports", "ending", "outcome", "rank", "named"),
+    [
+        # a failure of its own next to a success, or to a process that died
+        ((measured(0), failed("diverged")), {}, "diverged", 1, "why"),
+        ((None, failed("oom")), {"codes": (-signal.SIGABRT, 0)}, "oom", 1, "why"),
+        # a rank that died without a word explains what the others saw
+        ((CLOSED, None), {"codes": (0, -signal.SIGKILL)}, "crashed", 1, "SIGKILL"),
+        ((None, CLOSED), {"codes": (3, 0)}, "crashed", 0, "3"),
+        # of several, the one that the kernel ended, else the first
+        (
+            (None, None),
+            {"codes": (-signal.SIGABRT, -signal.SIGKILL), "was_oom_killed": True},
+            "host_oom",
+            1,
+            "",
+        ),
+        (
+            (None, None),
+            {"codes": (-signal.SIGABRT, -signal.SIGSEGV), "first": 1},
+            "crashed",
+            1,
+            "SIGSEGV",
+        ),
+        # one that went on after another is told by both
+        ((CLOSED, None), {"ended_for": "straggling"}, "timeout", 1, "rank 0"),
+    ],
+)
+def test_one_rank_explains_the_others(
+    reports: tuple[RankReport | None, ...],
+    ending: dict[str, Any],
+    outcome: Outcome,
+    rank: int,
+    named: str,
+) -> None:
+    report = joined(*reports, **ending)
+    assert told(report) == (outcome, rank)
+    assert named in report.result.reason
 
 
 def test_a_group_that_was_ended_for_its_memory_is_out_of_it() -> None:
@@ -173,12 +181,6 @@ def test_the_one_rank_that_has_not_answered_is_the_one_that_was_waited_for() -> 
     assert "8 s" in report.result.reason
     assert report.result.failure is not None
     assert "in _engine_run_backward" in report.result.failure.traceback
-
-
-def test_a_rank_that_went_on_after_another_is_told_by_both() -> None:
-    report = joined(CLOSED, None, ended_for="straggling")
-    assert told(report) == ("timeout", 1)
-    assert "rank 0" in report.result.reason
 
 
 @pytest.mark.parametrize("stuck", [0, 1])

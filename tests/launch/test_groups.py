@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.launch.local import ForkServerLauncher
+from autotune.launch.local import LocalLauncher
 from autotune.policy import WindowRules
 from autotune.protocol.messages import Extras
 from autotune.records.measurement import Block, uneven_ranks
@@ -225,7 +225,7 @@ def test_a_group_whose_server_is_killed_is_a_crash(rig: Rig) -> None:
 
 
 def test_groups_that_run_at_the_same_time_do_not_meet(rig: Rig, tmp_path: Path) -> None:
-    other = rig_over(ForkServerLauncher(tmp_path / "server.log"), tmp_path / "other")
+    other = rig_over(LocalLauncher(tmp_path / "server.log"), tmp_path / "other")
     try:
         assert other.runner().describe(deadline_s=GENEROUS_S).environment is not None, (
             "both servers must be there"

@@ -9,7 +9,7 @@ import pytest
 from autotune.apply.cores import compile_cache_variables
 from autotune.config.plan import Ref
 from autotune.config.training_config import TrainingConfig
-from autotune.launch.local import FreshInterpreterLauncher
+from autotune.launch.local import LocalLauncher
 from autotune.protocol.messages import RankReport
 from autotune.records.trial import objection
 from tests.launch.conftest import GENEROUS_S, Rig, rig_over
@@ -83,7 +83,7 @@ def test_a_compiled_model_keeps_its_code_where_the_training_looks_for_it(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    runner = rig_over(FreshInterpreterLauncher(), tmp_path).runner(model="naming_its_compile_cache")
+    runner = rig_over(LocalLauncher(None), tmp_path).runner(model="naming_its_compile_cache")
     config = TrainingConfig(micro_batch_size=4, compile=True)
     reason = runner.stress(config, name="stress", deadline_s=GENEROUS_S, train_s=0.1).result.reason
     assert reason.endswith(f" {compile_cache_variables()['TORCHINDUCTOR_CACHE_DIR']}")

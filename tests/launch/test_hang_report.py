@@ -12,7 +12,7 @@ from threading import Event, Thread
 import pytest
 
 import autotune
-from autotune.launch.processes import Frame, Whereabouts, read_stack, users_part, whereabouts
+from autotune.launch.hang_report import BlockedIn, Frame, blocked_in, read_stack, users_part
 
 OURS = f"{Path(autotune.__file__).parent}/worker/step.py"
 LIBRARY = f"{sysconfig.get_path('stdlib')}/threading.py"
@@ -78,40 +78,40 @@ def test_what_faulthandler_writes_is_understood(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("innermost", "expected"),
     [
-        (frame("/home/me/net.py"), "elsewhere"),
-        (frame(f"{TORCH}/nn/functional.py", "linear"), "elsewhere"),
-        (frame(LIBRARY, "wait"), "elsewhere"),
-        (frame(OURS), "ours"),
-        (frame(f"{TORCH}/autograd/graph.py", "_engine_run_backward"), "waiting"),
-        (frame(f"{TORCH}/distributed/distributed_c10d.py", "all_reduce"), "calling"),
-        (frame(f"{TORCH}/nn/parallel/distributed.py", "_pre_forward"), "waiting"),
-        (frame(f"{TORCH}/cuda/__init__.py", "synchronize"), "waiting"),
-        (frame(f"{TORCH}/accelerator/__init__.py", "synchronize"), "waiting"),
+        (frame("/home/me/net.py"), "user_code"),
+        (frame(f"{TORCH}/nn/functional.py", "linear"), "user_code"),
+        (frame(LIBRARY, "wait"), "user_code"),
+        (frame(OURS), "autotune"),
+        (frame(f"{TORCH}/autograd/graph.py", "_engine_run_backward"), "collective"),
+        (frame(f"{TORCH}/distributed/distributed_c10d.py", "all_reduce"), "user_collective"),
+        (frame(f"{TORCH}/nn/parallel/distributed.py", "_pre_forward"), "collective"),
+        (frame(f"{TORCH}/cuda/__init__.py", "synchronize"), "collective"),
+        (frame(f"{TORCH}/accelerator/__init__.py", "synchronize"), "collective"),
         (
             frame(f"{TORCH}/cuda/streams.py", "synchronize"),
-            "waiting",
+            "collective",
         ),  # an event of a window's edge
-        (frame(f"{TORCH}/cuda/__init__.py", "_lazy_init"), "elsewhere"),
+        (frame(f"{TORCH}/cuda/__init__.py", "_lazy_init"), "user_code"),
     ],
     ids=str,
 )
-def test_a_rank_is_judged_by_its_innermost_frame(innermost: Frame, expected: Whereabouts) -> None:
-    assert whereabouts((frame("/home/me/train.py"), innermost)) == expected
+def test_a_rank_is_judged_by_its_innermost_frame(innermost: Frame, expected: BlockedIn) -> None:
+    assert blocked_in((frame("/home/me/train.py"), innermost)) == expected
 
 
 @pytest.mark.parametrize(
     ("caller", "expected"),
     [
-        (frame("/home/me/net.py", "forward"), "calling"),
-        (frame("/venv/lib/python3.11/site-packages/lib/metrics.py"), "calling"),
-        (frame(OURS, "most"), "waiting"),
-        (frame(f"{TORCH}/nn/modules/batchnorm.py", "forward"), "waiting"),
-        (frame(f"{TORCH}/nn/parallel/distributed.py", "_sync_buffers"), "waiting"),
+        (frame("/home/me/net.py", "forward"), "user_collective"),
+        (frame("/venv/lib/python3.11/site-packages/lib/metrics.py"), "user_collective"),
+        (frame(OURS, "most"), "collective"),
+        (frame(f"{TORCH}/nn/modules/batchnorm.py", "forward"), "collective"),
+        (frame(f"{TORCH}/nn/parallel/distributed.py", "_sync_buffers"), "collective"),
     ],
     ids=str,
 )
 def test_a_wait_that_the_users_code_asked_for_is_told_from_those_that_all_ranks_come_to(
-    caller: Frame, expected: Whereabouts
+    caller: Frame, expected: BlockedIn
 ) -> None:
     place = f"{TORCH}/distributed/distributed_c10d.py"
     stack = (
@@ -120,11 +120,11 @@ def test_a_wait_that_the_users_code_asked_for_is_told_from_those_that_all_ranks_
         frame(f"{TORCH}/distributed/c10d_logger.py"),
         frame(place),
     )
-    assert whereabouts(stack) == expected
+    assert blocked_in(stack) == expected
 
 
 def test_of_a_rank_without_frames_nothing_is_known() -> None:
-    assert whereabouts(()) == "unknown"
+    assert blocked_in(()) == "unknown"
 
 
 def test_the_users_frames_are_those_of_no_library_and_not_ours() -> None:

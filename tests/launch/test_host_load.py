@@ -11,7 +11,7 @@ import pytest
 
 from autotune.apply.cores import usable_cores
 from autotune.config.training_config import TrainingConfig
-from autotune.launch.local import ForkServerLauncher
+from autotune.launch.local import LocalLauncher
 from autotune.policy import WindowRules
 from tests.launch.conftest import GENEROUS_S, rig_over
 
@@ -21,7 +21,7 @@ BURN = "while True: pass"
 @pytest.mark.quiet
 @pytest.mark.parametrize("has_neighbours", [True, False])
 def test_neighbours_load_a_window_and_its_own_loader_workers_do_not(
-    fork_server: ForkServerLauncher,
+    fork_server: LocalLauncher,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     has_neighbours: bool,

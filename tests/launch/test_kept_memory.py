@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import pytest
 
-from autotune.launch import machine
 from autotune.launch.machine import KEEPING, has_kept_memory, malloc_switches, with_kept_memory
 
 KEPT = tuple(f"{name}={value}" for name, value in KEEPING.items())
@@ -14,7 +14,8 @@ KEPT = tuple(f"{name}={value}" for name, value in KEEPING.items())
 
 @pytest.fixture(autouse=True)
 def glibc(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_has_glibc", lambda: True)
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(os, "confstr", lambda _: "glibc 2.36")
 
 
 def test_both_variables_are_set_where_nobody_has_chosen() -> None:

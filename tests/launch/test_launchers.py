@@ -14,12 +14,16 @@ from pathlib import Path
 import psutil
 import pytest
 
+from autotune.errors import LauncherError
+from autotune.launch import local
 from autotune.launch.launcher import Launch
-from autotune.launch.local import FreshInterpreterLauncher
+from autotune.launch.local import LocalLauncher
 from autotune.launch.machine import KEEPING
-from autotune.protocol.disk import TrialFolder
+from autotune.protocol.disk import TrialFolder, write_model
+from autotune.protocol.messages import DescribeJob
 from autotune.records.trial import TrialResult
-from tests.launch.conftest import AnyLauncher, Rig, forked_first, rig_over
+from tests.factories import make_process
+from tests.launch.conftest import Rig, forked_first, rig_over
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +38,7 @@ class GoodTrial:
 
 
 @pytest.fixture(scope="module")
-def good_trial(any_launcher: AnyLauncher, tmp_path_factory: pytest.TempPathFactory) -> GoodTrial:
+def good_trial(any_launcher: LocalLauncher, tmp_path_factory: pytest.TempPathFactory) -> GoodTrial:
     """One for all rules that such a trial can be held against: to start an interpreter takes seconds."""
     folder, cwd = tmp_path_factory.mktemp("trial"), tmp_path_factory.mktemp("cwd")
     with pytest.MonkeyPatch.context() as patch:
@@ -144,11 +148,18 @@ def test_a_rank_that_is_killed_ends_its_group(any_rig: Rig) -> None:
         any_rig.assert_next_trial_works()
 
 
-def test_a_line_that_can_not_be_written_leaves_nothing_open(tmp_path: Path) -> None:
-    launch = Launch(folder=TrialFolder(tmp_path), log=tmp_path / "log", deadline_s=1.0)
+def test_a_refused_start_leaves_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise LauncherError("no process")
+
+    monkeypatch.setattr(local, "start_worker", refuse)
+    folder = TrialFolder(tmp_path)
+    write_model(folder.job, DescribeJob(process=make_process(tmp_path)))
     before = psutil.Process().num_fds()
-    with pytest.raises(UnicodeEncodeError):
-        FreshInterpreterLauncher(log_line="\udc80").launch(launch)
+    with pytest.raises(LauncherError):
+        LocalLauncher(None).launch(Launch(folder=folder, log=tmp_path / "log", deadline_s=1.0))
     assert psutil.Process().num_fds() == before
 
 

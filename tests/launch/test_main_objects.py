@@ -15,11 +15,11 @@ from pathlib import Path
 import torch
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
-from autotune.settings.training_config import TrainingConfig
-from autotune.settings.workload import Workload
-from autotune.launch.local.fork_server import ForkServerLauncher
+from autotune.config.plan import Workload
+from autotune.config.training_config import TrainingConfig
+from autotune.launch.local import LocalLauncher
 from autotune.launch.runner import TrialRunner
-from autotune.protocol.jobs import WindowRules
+from autotune.policy import WindowRules
 from autotune.protocol.payload import write_payload
 
 with open("starts", "a") as file:
@@ -46,7 +46,7 @@ def collate(items):
     return torch.stack([x for x, _ in items]), torch.tensor([y for _, y in items])
 
 here = Path.cwd()
-launcher = ForkServerLauncher(here / "server.log")
+launcher = LocalLauncher(here / "server.log")
 config = TrainingConfig(micro_batch_size=32, num_workers=1, persistent_workers=True)
 window = WindowRules(max_s=0.2, precision=10.0, block_s=0.01)
 for method in ("fork", "spawn", "forkserver"):

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autotune.launch.local import ForkServerLauncher
+from autotune.launch.local import LocalLauncher
 from autotune.launch.machine import Neighbours
 
 SEARCH = """
@@ -53,7 +53,7 @@ def test_another_search_is_told_once_with_its_process_its_user_and_its_command(
 ) -> None:
     monkeypatch.setattr("autotune.launch.machine._LONGEST", 10_000)
     monkeypatch.setattr(
-        "autotune.launch.machine._MOST_TOLD", 1_000
+        "autotune.launch.machine._MOST_NOTED", 1_000
     )  # others' searches run here, too
     assert stranger.poll() is None or stranger.returncode == 0
     neighbours = Neighbours()
@@ -64,6 +64,6 @@ def test_another_search_is_told_once_with_its_process_its_user_and_its_command(
     assert of_strangers(neighbours, tmp_path) == []
 
 
-def test_a_searchs_own_server_is_no_neighbour(fork_server: ForkServerLauncher) -> None:
+def test_a_searchs_own_server_is_no_neighbour(fork_server: LocalLauncher) -> None:
     assert fork_server._server is not None
     assert os.getpid() not in {found.figures["pid"] for found in Neighbours().new()}

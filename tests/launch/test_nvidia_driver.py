@@ -10,7 +10,7 @@ import pytest
 from autotune.api.setup import opened_launcher, temporary_folder
 from autotune.config.plan import Executor, Plan, Workload
 from autotune.config.training_config import TrainingConfig
-from autotune.launch.local import ForkServerLauncher, WarmWorkerLauncher
+from autotune.launch.local import LocalLauncher
 from autotune.launch.machine import kept_initialised
 from autotune.testing import FakeLauncher
 from tests.nvml_stub import NO_PERMISSION, NvmlStub
@@ -92,6 +92,5 @@ def test_a_searchs_launcher_knows_what_its_trials_run_on() -> None:
     workload = Workload(model=object, dataset=object)
     plan = Plan(name="case", workload=workload, baseline=TrainingConfig(), device="cpu")
     with temporary_folder() as folder, opened_launcher(None, folder, plan) as launcher:
-        assert isinstance(launcher, WarmWorkerLauncher)
-        assert isinstance(launcher.below, ForkServerLauncher)
-        assert launcher.below._device == "cpu"
+        assert isinstance(launcher, LocalLauncher)
+        assert launcher._device == "cpu"

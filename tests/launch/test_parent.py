@@ -14,23 +14,22 @@ from time import monotonic, sleep
 
 import pytest
 
-from autotune.launch.local import ForkServerLauncher
+from autotune.launch.local import LocalLauncher
 from tests.launch.conftest import USER_CODE, Rig
 from tests.processes import marked
 
 PARENT = """
 import sys
 from pathlib import Path
-from autotune.settings.training_config import TrainingConfig
-from autotune.settings.workload import Ref, Workload
-from autotune.launch.local.fork_server import ForkServerLauncher
-from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
+from autotune.config.plan import Ref, Workload
+from autotune.config.training_config import TrainingConfig
+from autotune.launch.local import LocalLauncher
 from autotune.launch.runner import TrialRunner
-from autotune.protocol.jobs import WindowRules
+from autotune.policy import WindowRules
 from autotune.protocol.payload import write_payload
 
 here = Path.cwd()
-launcher = ForkServerLauncher(here / "server.log") if "{kind}" == "fork server" else FreshInterpreterLauncher()
+launcher = LocalLauncher(here / "server.log" if "{kind}" == "fork server" else None)
 Path("token").write_text(launcher._token)
 write_payload(Workload(model=Ref(target="{code}:linear"), dataset=Ref(target="{code}:hanging_item")), here / "payload")
 runner = TrialRunner(launcher=launcher, payload=here / "payload", scratch=here, logs=here, device="cpu", seed=0)
@@ -77,7 +76,7 @@ def test_a_server_that_was_killed_between_trials_is_started_anew(rig: Rig) -> No
 
 @pytest.mark.slow
 def test_a_closed_launcher_starts_again(tmp_path: Path) -> None:
-    launcher = ForkServerLauncher(tmp_path / "server.log")
+    launcher = LocalLauncher(tmp_path / "server.log")
     (tmp_path / "payload").mkdir()
     rig = Rig(launcher=launcher, folder=tmp_path)
     try:

@@ -22,9 +22,11 @@ import pytest
 from autotune.config.plan import Ref
 from autotune.errors import LauncherError
 from autotune.launch import local
-from autotune.launch.launcher import Preloads, notes_of, preload_in
-from autotune.launch.local import ForkServerLauncher, FreshInterpreterLauncher
+from autotune.launch.launcher import notes_of, preload_in
+from autotune.launch.local import LocalLauncher
 from autotune.messages.trials import not_preloaded
+from autotune.protocol.messages import PreloadResult
+from autotune.testing import FakeLauncher
 from autotune.worker import preload as fork_watch
 from autotune.worker.preload import installed_modules, preload
 from tests.launch.conftest import Rig, rig_over
@@ -100,11 +102,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     (folder / "script.py").write_text(f"ORDER = {NAMES!r}\n{SCRIPT}")
-    launchers = list[ForkServerLauncher]()
+    launchers = list[LocalLauncher]()
 
     def begin(**options: Any) -> Rig:
         place = tmp_path_factory.mktemp("rig")
-        launchers.append(ForkServerLauncher(place / "server.log", **options))
+        launchers.append(LocalLauncher(place / "server.log", **options))
         return rig_over(launchers[-1], place)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -126,7 +128,7 @@ def seen_by_trial(site: Site, rig: Rig) -> dict[str, Any]:
 
 
 def ask(rig: Rig, *names: str, **environment: str) -> None:
-    assert isinstance(rig.launcher, ForkServerLauncher)
+    assert isinstance(rig.launcher, LocalLauncher)
     rig.launcher.preload(names, environment)
 
 
@@ -270,18 +272,18 @@ def test_what_starts_a_thread_is_left_out_with_all_that_imports_it(site: Site, o
 def test_names_are_given_up_step_by_step() -> None:
     """Twice without what was in the way, then what the last server had come through, then none."""
     names = ("a", "b", "b.c", "bb", "d")
-    fault = local.PreloadFault(reason="threads", culprit="b", chain=["b"], preloaded=1)
-    left = [
-        local._names_without(local.Preload(names=names, environment={}, left=n), fault)
-        for n in (4, 3, 2, 1)
-    ]
-    assert left == [("a", "bb", "d"), ("a", "bb", "d"), ("a",), ()]
+    fault = PreloadResult(reason="threads", culprit="b", chain=("b",), preloaded=1)
+    tried = [local.Preload(names=names, environment={}, left=n) for n in (4, 3, 2, 1)]
+    reduced = [LocalLauncher(None)._reduced(one, fault) for one in tried]
+    left = [one and one.names for one in reduced]
+    assert left == [("a", "bb", "d"), ("a", "bb", "d"), ("a",), None]
 
 
 def test_a_launcher_that_can_not_preload_is_left_alone() -> None:
-    launcher = FreshInterpreterLauncher()
-    assert not isinstance(launcher, Preloads)
+    preload_in(FakeLauncher(), ["harmless"], {})
+    launcher = LocalLauncher(None)
     preload_in(launcher, ["harmless"], {})
+    assert launcher._server is None
 
 
 @pytest.fixture
@@ -348,10 +350,8 @@ def test_a_module_that_opens_a_drivers_file_is_the_culprit(
     sys.modules["touching"].file.close()
 
 
-def test_a_package_that_starts_a_process_is_the_culprit_where_one_looks_closely(
-    site: Site, imported: set[str]
-) -> None:
-    result = preload(["harmless", "starting", "harmless_too"], {}, lambda: (), is_close=True)
+def test_a_package_that_starts_a_process_is_the_culprit(site: Site, imported: set[str]) -> None:
+    result = preload(["harmless", "starting", "harmless_too"], {}, lambda: ())
     sys.modules["starting"].process.kill()
     sys.modules["starting"].process.wait()
     assert (result.reason, result.culprit, result.chain) == ("processes", "starting", ("starting",))
@@ -365,4 +365,4 @@ def test_a_module_that_is_not_installed_here_is_passed_over(
     monkeypatch.syspath_prepend(site.folder)
     result = preload(["of_the_user", "raising"], {}, lambda: ())
     assert "of_the_user" not in sys.modules
-    assert (result.preloaded, result.raised, result.reason) == (2, ("raising",), None)
+    assert (result.preloaded, result.reason) == (2, None)

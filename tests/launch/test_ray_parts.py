@@ -19,9 +19,11 @@ from autotune.launch import ray_cluster, ray_host
 from autotune.launch.launcher import Exit, Launch
 from autotune.launch.ray_cluster import HostLostError, OneHost, most_of_a_kind
 from autotune.launch.ray_host import Host, HostAnswer, HostTask, trial_environment
-from autotune.launch.ray_launcher import BlockCopy, _collect, merged_exit
+from autotune.launch.ray_launcher import RunningTrial, _collect, merged_exit
+from autotune.policy import POLICY
 from autotune.protocol.disk import TrialFolder
 from autotune.protocol.messages import DescribeJob, GroupPart, ProcessSetup
+from autotune.records.measurement import Block
 from tests.factories import make_environment
 
 PARTS = [GroupPart(host=0, first_rank=0, ranks=2), GroupPart(host=1, first_rank=2, ranks=2)]
@@ -177,7 +179,11 @@ def test_a_job_with_a_field_that_is_not_known_here_is_refused_not_run_without_it
         python_path=None,
     )
     task = HostTask(
-        ticket="t", job=DescribeJob(process=process), part=PARTS[0], ram_ceiling_bytes=None
+        ticket="t",
+        job=DescribeJob(process=process),
+        part=PARTS[0],
+        ram_ceiling_bytes=None,
+        ending=POLICY.ending,
     )
     assert HostTask.model_validate_json(task.model_dump_json()) == task
     sent = task.model_dump_json().replace('"seed":0', '"seed":0,"of_a_later_version":1')
@@ -215,47 +221,27 @@ def test_of_a_hosts_answer_only_its_own_ranks_files_are_written(tmp_path: Path) 
 # The blocks of a trial under way
 
 
-@pytest.fixture
-def host(tmp_path: Path) -> Host:
-    """A host on which a task streams its blocks, without its fork server."""
-    host = Host.__new__(Host)
-    host._streaming = {"mine": tmp_path / "blocks.jsonl"}
-    return host
+def block(number: int) -> Block:
+    return Block(samples=number, batches=1, seconds=0.5, data_wait_s=0.0)
 
 
-def test_a_host_tells_of_its_tasks_blocks_what_is_not_known_yet(host: Host, tmp_path: Path) -> None:
-    assert host.blocks("mine", 0) == b"", "the window has not begun"
-    (tmp_path / "blocks.jsonl").write_bytes(b"first\nsecond\n")
-    assert host.blocks("mine", 0) == b"first\nsecond\n"
-    assert host.blocks("mine", 6) == b"second\n"
-    assert host.blocks("mine", 13) == b""
-
-
-def test_of_another_task_a_host_tells_nothing(host: Host, tmp_path: Path) -> None:
-    (tmp_path / "blocks.jsonl").write_bytes(b"first\n")
-    assert host.blocks("another", 0) == b""
-    host._streaming = {}
-    assert host.blocks("mine", 0) == b""
-
-
-def test_of_many_blocks_a_host_tells_no_more_than_travels_at_once(
-    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ray_host, "_FILE_BYTES", 4)
-    (tmp_path / "blocks.jsonl").write_bytes(b"first\nsecond\n")
-    assert host.blocks("mine", 0) == b"firs"
-    assert host.blocks("mine", 4) == b"t\nse"
+def test_a_host_sends_blocks_that_are_not_known_yet() -> None:
+    host = Host.__new__(Host)  # without its fork server
+    host._blocks = {"mine": [block(1), block(2)]}
+    sent = [
+        [Block.model_validate_json(one).samples for one in host.blocks("mine", n)] for n in range(3)
+    ]
+    assert sent == [[1, 2], [2], []]
+    assert host.blocks("another", 0) == []
 
 
 @dataclass(slots=True)
 class Wire:
     """Takes the place of Ray: requests for blocks, each with its answer once that has come."""
 
-    told: bytes = b""
-    """What the host's task has written."""
+    sent: list[Block] = field(default_factory=list)
     has_come: bool = True
     asked: list[tuple[str, int]] = field(default_factory=list)
-    most: int = 1000
     is_lost: bool = False
 
     @property
@@ -268,9 +254,9 @@ class Wire:
         """The actor's method."""
         return self
 
-    def remote(self, ticket: str, offset: int) -> tuple[str, int]:
+    def remote(self, ticket: str, known: int) -> tuple[str, int]:
         """Ask for blocks; the reference to the answer."""
-        self.asked.append((ticket, offset))
+        self.asked.append((ticket, known))
         return self.asked[-1]
 
     def wait(self, references: list[Any], *, timeout: float) -> tuple[list[Any], list[Any]]:
@@ -278,11 +264,11 @@ class Wire:
         assert timeout == 0
         return (references, []) if self.has_come else ([], references)
 
-    def get(self, reference: tuple[str, int]) -> bytes:
+    def get(self, reference: tuple[str, int]) -> list[str]:
         """As ray.get."""
         if self.is_lost:
             raise RayActorError
-        return self.told[reference[1] : reference[1] + self.most]
+        return [one.model_dump_json() for one in self.sent[reference[1] :]]
 
 
 @pytest.fixture
@@ -293,48 +279,32 @@ def wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
     return wire
 
 
-def test_blocks_come_here_as_they_were_written_there(wire: Wire, tmp_path: Path) -> None:
-    blocks, whole = (
-        BlockCopy(tmp_path / "blocks"),
-        b"".join(b"block %d\n" % number for number in range(20)),
-    )
-    wire.most = 25
-    for end in range(0, len(whole) + 1, 7):
-        wire.told = whole[:end]
-        blocks.fetch(wire.host, "mine")
-    wire.told = whole
-    for _ in range(10):
-        blocks.fetch(wire.host, "mine")
-    assert (tmp_path / "blocks").read_bytes() == whole
-    assert {ticket for ticket, _ in wire.asked} == {"mine"}
+@pytest.fixture
+def running(tmp_path: Path) -> RunningTrial:
+    """A trial whose blocks are asked for."""
+    return RunningTrial(Launch(folder=TrialFolder(tmp_path), log=tmp_path / "log", deadline_s=1.0))
 
 
-def test_one_request_for_blocks_is_under_way_at_a_time(wire: Wire, tmp_path: Path) -> None:
-    blocks, wire.told, wire.has_come = BlockCopy(tmp_path / "blocks"), b"first\n", False
+def test_one_request_for_blocks_is_under_way_at_a_time(wire: Wire, running: RunningTrial) -> None:
+    wire.sent = [block(1)]
+    wire.has_come = False
     for _ in range(3):
-        blocks.fetch(wire.host, "mine")
-    assert wire.asked == [("mine", 0)]
-    assert not (tmp_path / "blocks").exists()
+        running.fetch_blocks(wire.host)
+    assert (wire.asked, running.launch.blocks) == ([(running.ticket, 0)], [])
     wire.has_come = True
-    blocks.fetch(wire.host, "mine")
-    assert wire.asked == [("mine", 0), ("mine", 6)]
-    assert (tmp_path / "blocks").read_bytes() == b"first\n"
-
-
-def test_blocks_that_cant_be_kept_here_do_not_end_the_trial(wire: Wire, tmp_path: Path) -> None:
-    (tmp_path / "blocks").mkdir()
-    blocks, wire.told = BlockCopy(tmp_path / "blocks"), b"first\n"
-    for _ in range(3):
-        blocks.fetch(wire.host, "mine")
-    assert wire.asked[-1] == ("mine", 6)
+    for number in (2, 3):
+        running.fetch_blocks(wire.host)
+        wire.sent.append(block(number))
+    running.fetch_blocks(wire.host)
+    assert wire.asked[1] == (running.ticket, 1)
+    assert running.launch.blocks == wire.sent
 
 
 def test_a_host_that_is_lost_while_it_is_asked_for_blocks_is_a_lost_host(
-    wire: Wire, tmp_path: Path
+    wire: Wire, running: RunningTrial
 ) -> None:
-    blocks = BlockCopy(tmp_path / "blocks")
-    blocks.fetch(wire.host, "mine")
+    running.fetch_blocks(wire.host)
     wire.is_lost = True
     with pytest.raises(HostLostError) as lost:
-        blocks.fetch(wire.host, "mine")
+        running.fetch_blocks(wire.host)
     assert lost.value.was_running

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import socket
+from math import inf
 from pathlib import Path
 
 import psutil
 import pytest
 
-from autotune.launch.local import ForkServerLauncher, Server
+from autotune.launch.local import LocalLauncher, Server
 from autotune.protocol.disk import TrialFolder
 
 
-def test_nobody_else_can_reach_the_server(fork_server: ForkServerLauncher) -> None:
+def test_nobody_else_can_reach_the_server(fork_server: LocalLauncher) -> None:
     fork_server.preload((), {})  # it may have been ended by the test before
-    fork_server._begun_server()
+    fork_server._begin_server()
     assert fork_server._server is not None
     server = fork_server._server
     server.bad_forks()
-    assert (server.connection.getsockname(), server.connection.getpeername()) == ("", "")
-    assert not os.get_inheritable(server.connection.fileno())
+    connection = server.channel._connection
+    assert (connection.getsockname(), connection.getpeername()) == ("", "")
+    assert not os.get_inheritable(connection.fileno())
     process = psutil.Process(server.process.pid)
     assert [
         one
@@ -36,7 +36,7 @@ def test_nobody_else_can_reach_the_server(fork_server: ForkServerLauncher) -> No
 def test_what_the_server_prints_is_its_owners_to_read(tmp_path: Path, mask: int) -> None:
     before = os.umask(mask)
     try:
-        ForkServerLauncher(tmp_path / "server.log").close()
+        LocalLauncher(tmp_path / "server.log").close()
     finally:
         os.umask(before)
     assert (tmp_path / "server.log").stat().st_mode & 0o077 == 0
@@ -54,9 +54,9 @@ def test_a_parent_that_dies_right_after_a_request_leaves_no_folder_of_sockets(
     server.bad_forks()
     os.kill(server.process.pid, signal.SIGSTOP)  # so that it answers to nobody
     with Path(os.devnull).open("wb") as output:
-        request = json.dumps({"folder": str(folder.path), "ranks": 1}).encode()
-        socket.send_fds(server.connection, [request], [output.fileno()])
-    server.close()
+        request = {"folder": str(folder.path), "ranks": 1, "shared_from_s": inf}
+        server.channel.send(request, output.fileno())
+    server.channel.close()
     os.kill(server.process.pid, signal.SIGCONT)
     assert server.process.wait(timeout=60) == 0, (tmp_path / "server.log").read_text()
     assert not sockets.exists()

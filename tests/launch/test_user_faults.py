@@ -167,7 +167,14 @@ def test_a_workload_that_can_not_be_used_is_invalid(rig: Rig) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "model", ["closing_streams", "closing_descriptors", "moving_away", "installing_handlers"]
+    "model",
+    [
+        "closing_streams",
+        "closing_descriptors",
+        "moving_away",
+        "installing_handlers",
+        "flooding_the_channel",
+    ],
 )
 def test_what_user_code_does_to_its_own_process_stays_there(rig: Rig, model: str) -> None:
     result = rig.run(model=model)

@@ -9,6 +9,7 @@ import os
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -390,14 +391,16 @@ def taking_its_folder_away() -> nn.Module:
     return Faulty(act)
 
 
-def with_blocks_on_a_small_disk() -> nn.Module:
-    """The blocks of the window go to the folder `disk`."""
-    (trial_folder() / "blocks.jsonl").symlink_to(Path("disk", "blocks").absolute())
-    return linear()
-
-
-def with_a_folder_for_blocks() -> nn.Module:
-    (trial_folder() / "blocks.jsonl").mkdir()
+def flooding_the_channel() -> nn.Module:
+    """Sends the parent junk and half a message, and leaves the connection open in a daemon."""
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(f"{(trial_folder() / 'sockets').readlink()}/channel")
+    connection.setblocking(False)
+    with suppress(BlockingIOError):
+        for _ in range(100_000):
+            connection.sendall(b'[]\n{"done": 1}\n{"block": {"samples": -1}}\n\xff\n')
+        connection.sendall(b'{"measured')
+    subprocess.Popen(["sleep", "600"], pass_fds=[connection.fileno()])
     return linear()
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from autotune.launch.answers import merged_measurement
 from autotune.messages.trials import extra_failed, on_ranks, window_stopped
+from autotune.models.group import merged_measurement
 from autotune.records.ceilings import Ceiling
 from autotune.records.measurement import (
     Block,
@@ -185,7 +185,7 @@ def test_notes_of_one_rank_name_it() -> None:
 
 
 def test_windows_of_different_length_are_no_group() -> None:
-    with pytest.raises(ValueError, match=r"\[9, 10\]"):
+    with pytest.raises(ValueError, match="shorter"):
         merge({}, {"blocks": 9})
     with pytest.raises(ValueError, match="one rank"):
         merge()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from autotune.launch.answers import merged_conditions
+from autotune.models.group import merged_conditions
 from autotune.records.measurement import DeviceConditions
 
 

@@ -7,7 +7,7 @@ In this process: the fixture `nvml` loads it into pynvml for one test.
 
 In a child process: start it with `nvml.environment`, whose LD_LIBRARY_PATH has pynvml, and torch, find the library:
 
-    ForkServerLauncher(log, environment={**os.environ, **nvml.environment})
+    LocalLauncher(log, environment={**os.environ, **nvml.environment})
 
 The scenario is read anew at each call, by whatever process asks: `play` changes what all are told from then on.
 Unmentioned figures are refused as not supported. "d" below is a device's number, such as "1.sm_clock", or "mig";

@@ -17,7 +17,7 @@ from autotune.config.training_config import TrainingConfig
 from autotune.errors import LauncherError, RepeatedFailureError, RunFolderError
 from autotune.launch.launcher import Exit, Launch
 from autotune.messages.search import no_time_for_a_trial, space_exhausted, trials_asked_for
-from autotune.protocol.messages import DescribeJob, SeriesJob, read_job
+from autotune.protocol.messages import DescribeJob, read_job
 from autotune.records.result import Progress
 from autotune.records.trial import Failure, TrialRecord, reference_of
 from autotune.space import constraints as rules
@@ -54,7 +54,7 @@ class Watched(FakeLauncher):
     def launch(self, launch: Launch) -> Exit:
         """Note what begins and ends."""
         job = read_job(launch.folder.job)
-        assert not isinstance(job, DescribeJob | SeriesJob)
+        assert not isinstance(job, DescribeJob)
         key = f"{job.kind}: {rules.same_behaviour_key(job.config, self.facts, self.environment)}"
         with self._lock:
             self.twice += [key] if key in self.running else []

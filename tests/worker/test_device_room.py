@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 
 from autotune.config.plan import Workload
 from autotune.config.training_config import TrainingConfig
-from autotune.launch.local import FreshInterpreterLauncher
+from autotune.launch.local import LocalLauncher
 from autotune.launch.runner import TrialRunner
 from autotune.messages.trials import launches_wait
 from autotune.policy import WindowRules
@@ -406,7 +406,7 @@ def test_trial_finds_a_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     payload = tmp_path / "payload"
     write_payload(Workload(model=nn.Linear(64, 2), dataset=ROWS), payload)
     runner = TrialRunner(
-        launcher=FreshInterpreterLauncher(),
+        launcher=LocalLauncher(None),
         payload=payload,
         scratch=tmp_path,
         logs=tmp_path,

@@ -20,11 +20,12 @@ from autotune.api.diagnose import MeasuringTime, diagnose_plan
 from autotune.config.plan import Plan, Workload
 from autotune.config.training_config import AmpDtype, TrainingConfig
 from autotune.launch.launcher import Launcher
-from autotune.launch.local import ForkServerLauncher, FreshInterpreterLauncher, WarmWorkerLauncher
+from autotune.launch.local import LocalLauncher
 from autotune.launch.runner import TrialRunner
 from autotune.records.measurement import Measurement
 from autotune.records.result import Diagnosis
 from autotune.records.trial import PrecisionFigures, TrialResult
+from tests.launch.conftest import sharing
 
 from . import gpu_cases as cases
 from . import gpu_promises as promises
@@ -45,16 +46,16 @@ def gpus() -> cases.Gpus:
 
 
 @pytest.fixture(scope="module")
-def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServerLauncher]:
+def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalLauncher]:
     """One server for all."""
-    launcher = ForkServerLauncher(tmp_path_factory.mktemp("server") / "server.log")
+    launcher = LocalLauncher(tmp_path_factory.mktemp("server") / "server.log")
     yield launcher
     launcher.close()
 
 
 @pytest.fixture(scope="module")
 def busy_run(
-    launcher: ForkServerLauncher, gpus: cases.Gpus, tmp_path_factory: pytest.TempPathFactory
+    launcher: LocalLauncher, gpus: cases.Gpus, tmp_path_factory: pytest.TempPathFactory
 ) -> Measurement:
     """A loop that the device holds, with all that can be measured of it."""
     result = cases.run(
@@ -80,7 +81,7 @@ def test_busy_loop(busy_run: Measurement) -> None:
     promises.was_busy(busy_run)
 
 
-def test_starved_loop(launcher: ForkServerLauncher, gpus: cases.Gpus, tmp_path: Path) -> None:
+def test_starved_loop(launcher: LocalLauncher, gpus: cases.Gpus, tmp_path: Path) -> None:
     if gpus.busy_fraction > _OTHERS_BUSY:
         pytest.skip(
             f"other processes keep the device busy for {gpus.busy_fraction:.0%} of the time"
@@ -95,7 +96,7 @@ def test_peak_memory(busy_run: Measurement, gpus: cases.Gpus) -> None:
     promises.accounts_for_memory(busy_run, limit_of(gpus, gib=6))
 
 
-def test_out_of_memory(launcher: ForkServerLauncher, gpus: cases.Gpus, tmp_path: Path) -> None:
+def test_out_of_memory(launcher: LocalLauncher, gpus: cases.Gpus, tmp_path: Path) -> None:
     limit_bytes = limit_of(gpus, gib=3)
     for micro_batch_size, promise in ((1024, promises.ran_out_of_memory), (64, promises.measured)):
         result = cases.run(
@@ -111,7 +112,7 @@ def test_out_of_memory(launcher: ForkServerLauncher, gpus: cases.Gpus, tmp_path:
 
 
 @pytest.mark.parametrize("amp_dtype", get_args(AmpDtype))
-def test_precision(amp_dtype: AmpDtype, launcher: ForkServerLauncher, tmp_path: Path) -> None:
+def test_precision(amp_dtype: AmpDtype, launcher: LocalLauncher, tmp_path: Path) -> None:
     switch = cases.switch_of(amp_dtype)
     if switch:
         pytest.skip(f"{switch} is set here: {amp_dtype} is not what torch makes of it")
@@ -128,14 +129,14 @@ def test_conditions(busy_run: Measurement) -> None:
     promises.saw_conditions(busy_run)
 
 
-def test_kernel_error(launcher: ForkServerLauncher, tmp_path: Path) -> None:
+def test_kernel_error(launcher: LocalLauncher, tmp_path: Path) -> None:
     broken = cases.run(launcher, tmp_path, model=cases.LooksUp, dataset=cases.rows_beyond_the_table)
     promises.crashed_at(broken, cases.place_of_the_lookup())
     promises.measured(cases.run(launcher, tmp_path))
 
 
 def test_convolution_in_full_memory(
-    launcher: ForkServerLauncher, gpus: cases.Gpus, tmp_path: Path
+    launcher: LocalLauncher, gpus: cases.Gpus, tmp_path: Path
 ) -> None:
     result = cases.run(
         launcher,
@@ -150,7 +151,7 @@ def test_convolution_in_full_memory(
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_pinned_batches(num_workers: int, launcher: ForkServerLauncher, tmp_path: Path) -> None:
+def test_pinned_batches(num_workers: int, launcher: LocalLauncher, tmp_path: Path) -> None:
     witness = cases.Witness(tmp_path / "seen")
     promises.measured(
         cases.run(launcher, tmp_path, step=witness, num_workers=num_workers, pin_memory=True)
@@ -159,7 +160,7 @@ def test_pinned_batches(num_workers: int, launcher: ForkServerLauncher, tmp_path
 
 
 def diagnosed(
-    launcher: ForkServerLauncher, monkeypatch: pytest.MonkeyPatch, batch: int, **workload: object
+    launcher: LocalLauncher, monkeypatch: pytest.MonkeyPatch, batch: int, **workload: object
 ) -> Diagnosis:
     """A look at one configuration alone: other settings take their time, and workers gigabytes of shared memory."""
     monkeypatch.setattr(diagnosing, "list_variations", lambda *_: [])
@@ -178,29 +179,29 @@ def diagnosed(
     ).diagnosis
 
 
-def test_copy_bound(launcher: ForkServerLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copy_bound(launcher: LocalLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
     model, collate = cases.FirstNumbers, cases.ReadyBatches(3 * 2**18)  # 192 MiB a batch of 64
     promises.is_copy_bound(diagnosed(launcher, monkeypatch, 64, model=model, collate_fn=collate))
 
 
-def test_launch_bound(launcher: ForkServerLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launch_bound(launcher: LocalLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
     collate = cases.ReadyBatches(64)
     promises.is_launch_bound(
         diagnosed(launcher, monkeypatch, 16, model=cases.TinyKernels, collate_fn=collate)
     )
 
 
-def test_nccl(launcher: ForkServerLauncher, tmp_path: Path) -> None:
+def test_nccl(launcher: LocalLauncher, tmp_path: Path) -> None:
     witness = cases.Witness(tmp_path / "seen")
     promises.measured(cases.run(launcher, tmp_path, step=witness, strategy="ddp"))
     promises.met_over(witness.told(), "nccl")
 
 
-def test_absent_device(launcher: ForkServerLauncher, tmp_path: Path) -> None:
+def test_absent_device(launcher: LocalLauncher, tmp_path: Path) -> None:
     promises.refused_the_device(cases.run(launcher, tmp_path, device="cuda:99"), "cuda")
 
 
-def test_environment(launcher: ForkServerLauncher, gpus: cases.Gpus, tmp_path: Path) -> None:
+def test_environment(launcher: LocalLauncher, gpus: cases.Gpus, tmp_path: Path) -> None:
     runner = TrialRunner(
         launcher=launcher, payload=tmp_path, scratch=tmp_path, logs=tmp_path, device="auto", seed=0
     )
@@ -208,14 +209,13 @@ def test_environment(launcher: ForkServerLauncher, gpus: cases.Gpus, tmp_path: P
 
 
 @pytest.fixture
-def warm(launcher: ForkServerLauncher, tmp_path: Path) -> Iterator[WarmWorkerLauncher]:
+def warm(launcher: LocalLauncher) -> Iterator[LocalLauncher]:
     """Trials that share a process; the server below serves other tests as well."""
-    shared = WarmWorkerLauncher(launcher, tmp_path, tmp_path)
-    yield shared
-    shared.end_shared()
+    with sharing(launcher):
+        yield launcher
 
 
-def test_precision_in_a_shared_process(warm: WarmWorkerLauncher, tmp_path: Path) -> None:
+def test_precision_in_a_shared_process(warm: LocalLauncher, tmp_path: Path) -> None:
     witness = cases.Witness(tmp_path / "seen")
     precisions: list[AmpDtype] = ["float32", "tf32", "float16", "bfloat16", "tf32", "float32"]
     for number, amp_dtype in enumerate(precisions):
@@ -228,9 +228,7 @@ def test_precision_in_a_shared_process(warm: WarmWorkerLauncher, tmp_path: Path)
             promises.computes_in(witness.told(), amp_dtype)
 
 
-def test_peak_in_a_shared_process(
-    warm: WarmWorkerLauncher, gpus: cases.Gpus, tmp_path: Path
-) -> None:
+def test_peak_in_a_shared_process(warm: LocalLauncher, gpus: cases.Gpus, tmp_path: Path) -> None:
     def run(launcher: Launcher, micro_batch_size: int) -> TrialResult:
         limit_bytes = limit_of(gpus, gib=3)
         return cases.run(
@@ -241,7 +239,9 @@ def test_peak_in_a_shared_process(
             micro_batch_size=micro_batch_size,
         )
 
-    alone = promises.measured(run(warm.below, 64))
+    warm.is_sharing = False
+    alone = promises.measured(run(warm, 64))
+    warm.is_sharing = True
     assert promises.measured(run(warm, 128)).earlier_trials == 0
     promises.ran_out_of_memory(run(warm, 1024))
     after = promises.measured(run(warm, 64))
@@ -249,13 +249,13 @@ def test_peak_in_a_shared_process(
     promises.peaks_as(after, alone)
 
 
-def test_kernel_error_in_a_shared_process(warm: WarmWorkerLauncher, tmp_path: Path) -> None:
+def test_kernel_error_in_a_shared_process(warm: LocalLauncher, tmp_path: Path) -> None:
     broken = cases.run(warm, tmp_path, model=cases.LooksUp, dataset=cases.rows_beyond_the_table)
     promises.crashed_at(broken, cases.place_of_the_lookup())
     assert promises.measured(cases.run(warm, tmp_path)).earlier_trials == 0
 
 
-def test_precision_checks_in_a_shared_process(warm: WarmWorkerLauncher, tmp_path: Path) -> None:
+def test_precision_checks_in_a_shared_process(warm: LocalLauncher, tmp_path: Path) -> None:
     configs = [
         TrainingConfig(micro_batch_size=64, amp_dtype=one)
         for one in ("float16", "bfloat16", "tf32")
@@ -265,7 +265,9 @@ def test_precision_checks_in_a_shared_process(warm: WarmWorkerLauncher, tmp_path
         runner = cases.runner_of(launcher, tmp_path)
         return [runner.guard(config, name="guard", deadline_s=60).guard for config in configs]
 
-    alone = guards(warm.below)  # first: the server below serves one at a time
+    warm.is_sharing = False
+    alone = guards(warm)
+    warm.is_sharing = True
     for shared, own in zip(guards(warm), alone, strict=True):
         promises.guarded_as(shared, own)
 
@@ -274,7 +276,7 @@ def test_compile_cache_of_a_stress_run(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     config = TrainingConfig(micro_batch_size=64, compile=True)
-    launcher = FreshInterpreterLauncher()
+    launcher = LocalLauncher(None)
     report = cases.runner_of(launcher, tmp_path).stress(
         config, name="stress", deadline_s=100, train_s=1.0
     )
@@ -291,7 +293,7 @@ def two_devices(gpus: cases.Gpus) -> None:
 
 
 @pytest.mark.usefixtures("two_devices")
-def test_dataparallel_in_bfloat16(launcher: ForkServerLauncher, tmp_path: Path) -> None:
+def test_dataparallel_in_bfloat16(launcher: LocalLauncher, tmp_path: Path) -> None:
     witness = cases.Witness(tmp_path / "seen")
     promises.measured(
         cases.run(
@@ -302,6 +304,6 @@ def test_dataparallel_in_bfloat16(launcher: ForkServerLauncher, tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("two_devices")
-def test_two_ranks(launcher: ForkServerLauncher, tmp_path: Path) -> None:
+def test_two_ranks(launcher: LocalLauncher, tmp_path: Path) -> None:
     result = cases.run(launcher, tmp_path, strategy="ddp", world_size=2, extras=cases.EVERYTHING)
     promises.exchanged(promises.measured(result), 2)

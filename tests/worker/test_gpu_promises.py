@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from autotune.config.training_config import AmpDtype
-from autotune.launch.local import ForkServerLauncher
+from autotune.launch.local import LocalLauncher
 from autotune.records.trial import TrialResult
 from tests.accelerator import write_entry_point
 
@@ -27,7 +27,7 @@ MIB = 2**20
 
 @pytest.fixture(scope="module")
 def on_cpu(
-    fork_server: ForkServerLauncher, tmp_path_factory: pytest.TempPathFactory
+    fork_server: LocalLauncher, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., TrialResult]:
     """Runs a trial on the processor."""
 
@@ -45,7 +45,7 @@ def on_sim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., T
         patch.setattr(
             sys, "path", [*map(str, write_entry_point(tmp_path_factory.mktemp("sim"))), *sys.path]
         )
-        launcher = ForkServerLauncher(tmp_path_factory.mktemp("server") / "server.log")
+        launcher = LocalLauncher(tmp_path_factory.mktemp("server") / "server.log")
 
     def run(**given: Any) -> TrialResult:
         usual: dict[str, Any] = {"device": "sim:0", "max_s": 0.2}

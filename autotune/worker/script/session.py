@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from threading import Thread, get_ident
@@ -252,13 +252,12 @@ def _measure_trial(
     trainer = scene.trainer
     # Measure the window; start again when the script moves to another training loader.
     while True:
-        with suppress(LoopMoved), ExitStack() as at_end:
+        with suppress(LoopMoved):
             first = feed.take()
             run = Run(feed, trainer, feed.queue_capacity, start.ends_at)
             run.longest_s = feed.start_s + feed.first_wait_s
-            measurement = measure(
-                run, job.window, first, start, after_block_of(job, place, dump, run, at_end)
-            )
+            after_block = after_block_of(job, place, dump, run)
+            measurement = measure(run, job.window, first, start, after_block)
             if not feed.is_moving:
                 break
     if not feed.knows_waits:
@@ -869,7 +868,9 @@ class Session:
         code = REPORT_UNWRITTEN
         try:
             self.place.write(report)
-            self.place.folder.done.touch(mode=0o600)
+            if self.place.channel is None:
+                self.place.connect()
+            self.place.send({"measured": True})
             code = 0
         finally:
             for stream in (sys.stdout, sys.stderr):

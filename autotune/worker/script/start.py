@@ -12,7 +12,6 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from time import sleep
 from types import ModuleType
 
 from autotune.apply.cores import compile_cache_variables
@@ -104,11 +103,7 @@ def _run_below(words: Sequence[str], place: Place) -> bool:
             f"({error.strerror}); check "
             "its path"
         ) from error
-    while process.poll() is None:
-        if place.folder.done.exists():
-            os._exit(0)  # whatever of it still runs is ended by the parent
-        sleep(0.1)  # little next to a start, and cheap for the training
-    code = process.returncode
+    code = process.wait()  # once it was measured, the parent ends all of it
     number = -code if code < 0 else code - 128
     if number in _DEADLY:
         os.kill(os.getpid(), number)  # as a rank would have died: the parent knows what that means

@@ -30,7 +30,7 @@ from autotune.api import search as searching
 from autotune.cli import cli
 from autotune.files.run_folder import read_summary
 from autotune.launch.launcher import Launcher
-from autotune.launch.local import ForkServerLauncher, FreshInterpreterLauncher
+from autotune.launch.local import LocalLauncher
 from autotune.protocol.disk import LONGEST_DEADLINE
 from benchmarks.measures.endurance.fault_surroundings import Surroundings, enter, has_memory_groups
 from benchmarks.measures.endurance.fault_table import FAULTS, PHASES, is_reached
@@ -124,10 +124,10 @@ def _run(launcher: str, cells: Mapping[str, tuple[str, ...]], name: str, folder:
     }
 
 
-def _opened(launcher: str, folder: Path) -> closing[ForkServerLauncher | FreshInterpreterLauncher]:
+def _opened(launcher: str, folder: Path) -> closing[LocalLauncher]:
     if launcher == "fork server":
-        return closing(ForkServerLauncher(folder / "server.log", device="cpu"))
-    return closing(FreshInterpreterLauncher())
+        return closing(LocalLauncher(folder / "server.log", device="cpu"))
+    return closing(LocalLauncher(None))
 
 
 def _share(launcher: Launcher) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from time import monotonic, process_time
 
 from autotune.launch.launcher import Exit, Launch, notes_of
-from autotune.launch.local import ForkServerLauncher
+from autotune.launch.local import LocalLauncher
 from autotune.note import Note
 from benchmarks.measures.endurance.part import TORCHS_CACHE
 from benchmarks.measures.endurance.short_windows import shorten
@@ -83,7 +83,7 @@ def holding_now(
 class NotingLauncher:
     """Shortens trials' windows, leaves out what would follow them, and notes what this process holds before each."""
 
-    inner: ForkServerLauncher
+    inner: LocalLauncher
     run_dir: Path
     held: list[Holding] = field(default_factory=list)
     _ended: tuple[float, float] | None = None

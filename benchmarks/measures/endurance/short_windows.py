@@ -11,7 +11,7 @@ from autotune.api import search as searching
 from autotune.api.search import SearchResult
 from autotune.config.plan import Plan
 from autotune.launch.launcher import Exit, Launch
-from autotune.launch.local import ForkServerLauncher, FreshInterpreterLauncher
+from autotune.launch.local import LocalLauncher
 from autotune.policy import POLICY, WindowRules
 from autotune.protocol.disk import write_model
 from autotune.protocol.messages import NO_EXTRAS, CurvesJob, StressJob, TrialJob, read_job
@@ -44,8 +44,7 @@ def shorten(launch: Launch) -> None:
 def shorten_all() -> None:
     """Shorten whatever this process launches from now on, decide by few runs, and draw nothing."""
     end_briefly()
-    shorten_those_of(ForkServerLauncher)
-    shorten_those_of(FreshInterpreterLauncher)
+    shorten_those_of(LocalLauncher)
 
 
 def end_briefly() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import autotune
 from autotune import SearchResult
-from autotune.launch.local import ForkServerLauncher
+from autotune.launch.local import LocalLauncher
 from autotune.records.trial import TrialRecord
 from benchmarks.measures.endurance.parent_notes import Holding, NotingLauncher, columns, holding_now
 from benchmarks.measures.endurance.part import Part
@@ -94,7 +94,7 @@ def _run(case: str, folder: Path) -> Figures:
 def _one_search(count: int, folder: Path, method: str, space: Mapping[str, Any]) -> Figures:
     run_dir = folder / "run"
     before = holding_now(run_dir)
-    with closing(ForkServerLauncher(folder / "server.log", device="cpu")) as server:
+    with closing(LocalLauncher(folder / "server.log", device="cpu")) as server:
         launcher = NotingLauncher(server, run_dir)
         result = _search(
             run_dir, space, count, method=method, launcher=launcher, timeout_s=_SEARCH_S

@@ -1,8 +1,10 @@
-"""What the jobs of a series are handed."""
+"""What stays from one job of a shared process to the next."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from time import perf_counter
 
 import pytest
 import torch
@@ -11,14 +13,14 @@ from torch.utils.data import TensorDataset
 
 from autotune.config.plan import Workload
 from autotune.config.training_config import TrainingConfig
-from autotune.protocol.disk import TrialFolder, write_model
-from autotune.protocol.messages import PrecisionJob, RankReport, SeriesJob, WorkloadJob
+from autotune.protocol.disk import TrialFolder
+from autotune.protocol.messages import PrecisionJob
 from autotune.protocol.payload import write_payload
-from autotune.records.trial import TrialResult
+from autotune.worker import rank
 from autotune.worker.device import Device
+from autotune.worker.failures import HangDump
 from autotune.worker.jobs.precision import References
 from autotune.worker.place import Place
-from autotune.worker.rank import _Parts, _Series
 from tests.factories import make_process
 
 
@@ -31,32 +33,30 @@ class WithOwnMemory(Device):
 
 
 @pytest.mark.parametrize(("kind_of", "keeps"), [(Device, False), (WithOwnMemory, True)])
-def test_precision_checks_share_what_they_compare_to_where_it_takes_no_memory_of_the_trials(
-    tmp_path: Path, kind_of: type[Device], keeps: bool
+def test_precision_checks_share_what_takes_no_memory_of_the_trials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind_of: type[Device], keeps: bool
 ) -> None:
+    payload = tmp_path / "payload"
     write_payload(
-        Workload(model=nn.Linear(2, 2), dataset=TensorDataset(torch.zeros(4, 2))),
-        tmp_path / "payload",
+        Workload(model=nn.Linear(2, 2), dataset=TensorDataset(torch.zeros(4, 2))), payload
     )
-    process, device = make_process(tmp_path), kind_of(torch.device("cpu"), "cpu")
     seen: list[References | None] = []
 
-    def do(
-        _job: WorkloadJob, _workload: object, _device: object, place: Place, *_: object
-    ) -> RankReport:
-        seen.append(place.references)
-        return RankReport(result=TrialResult(outcome="ok"))
+    def compare(*arguments: object) -> None:
+        seen.append(arguments[-1])  # type: ignore[arg-type] # References or None
 
-    series = _Series(
-        device, {}, do, _Parts(SeriesJob(process=process, payload=tmp_path / "payload"), device)
-    )
+    device = kind_of(torch.device("cpu"), "cpu")
+    monkeypatch.setattr(rank, "open_device", lambda *_, **__: device)
+    monkeypatch.setattr(rank, "compare_to_float32", compare)
+    process = make_process(tmp_path)
     config = TrainingConfig(amp_dtype="bfloat16")
-    write_model(
-        tmp_path / "job.json",
-        PrecisionJob(process=process, payload=tmp_path / "payload", config=config),
-    )
+    job = PrecisionJob(process=process, payload=payload, config=config)
+    worker = rank._Worker(shared_from_s=0.0)
     for _ in range(2):
-        assert series.do_one(TrialFolder(tmp_path))
+        place = Place(TrialFolder(tmp_path), 0, 0, is_shared=True)
+        dump = HangDump(file=sys.stderr, ends_at=0.0)
+        report = worker.do(job, place, dump, perf_counter())
+        assert worker.is_sound_after(report)
     first, second = seen
     assert first is second
     assert (first is not None) is keeps

@@ -11,7 +11,7 @@ import torch
 
 from autotune.config.plan import LoaderSite, ScriptFacts
 from autotune.config.training_config import TrainingConfig
-from autotune.launch.local import ForkServerLauncher
+from autotune.launch.local import LocalLauncher
 from autotune.worker.script.overrides import Overrides
 from tests.factories.scripts import make_script
 from tests.worker.script.scripts import Script, ScriptRig
@@ -73,7 +73,7 @@ _PLAIN |= {"in_order": True, "timeout": 0}
 
 
 @pytest.fixture(scope="module")
-def shared(fork_server: ForkServerLauncher, tmp_path_factory: pytest.TempPathFactory) -> ScriptRig:
+def shared(fork_server: LocalLauncher, tmp_path_factory: pytest.TempPathFactory) -> ScriptRig:
     """A rig whose folder the module's tests share."""
     return ScriptRig(launcher=fork_server, folder=tmp_path_factory.mktemp("overrides"))
 

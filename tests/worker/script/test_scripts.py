@@ -22,7 +22,7 @@ import torch
 import yaml
 
 from autotune.config.training_config import TrainingConfig
-from autotune.launch.local import ForkServerLauncher
+from autotune.launch.local import LocalLauncher
 from tests.factories.scripts import make_script
 from tests.worker.script.scripts import SHORT, ScriptRig
 
@@ -35,7 +35,7 @@ WORKER = {"num_workers": 1, "prefetch_factor": 2}
 
 
 @pytest.fixture(scope="module")
-def rig(fork_server: ForkServerLauncher, tmp_path_factory: pytest.TempPathFactory) -> ScriptRig:
+def rig(fork_server: LocalLauncher, tmp_path_factory: pytest.TempPathFactory) -> ScriptRig:
     """A rig in whose folder all scripts lie."""
     folder = tmp_path_factory.mktemp("scripts")
     shutil.copytree(SCRIPTS, folder, dirs_exist_ok=True)

@@ -15,7 +15,7 @@ from autotune.apply.cores import (
     compile_cache_variables,
     cores_of_rank,
 )
-from autotune.launch.local import ForkServerLauncher
+from autotune.launch.local import LocalLauncher
 from autotune.records.trial import TrialResult
 from tests.processes import marked
 from tests.worker.script.scripts import HEAD, LOADER, LOOP, STEP, ScriptRig
@@ -33,7 +33,7 @@ total = sum(x.sum() for (x,) in DataLoader(TensorDataset(torch.randn(512, 8)), b
 
 def assert_nothing_is_left(rig: ScriptRig) -> None:
     """No process of a trial runs on."""
-    assert isinstance(rig.launcher, ForkServerLauncher)
+    assert isinstance(rig.launcher, LocalLauncher)
     server = rig.launcher._server
     left = [
         one.cmdline()
