@@ -34,9 +34,9 @@ def test_tensorflow_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (range(3), "but got builtins.range"),
-        (lambda: None, r"must take \(batch_size, num_parallel_calls\)"),
-        (lambda batch_size: None, "does not"),
+        (range(3), "but got range"),
+        (lambda: None, "too many positional"),
+        (lambda batch_size: None, "too many positional"),
     ],
 )
 def test_no_builder(given: Any, said: str) -> None:
