@@ -124,7 +124,8 @@ class Trials:
     draws: int = 500
     """Combinations tried to find one trial if the space is drawn from, or all are skipped."""
     all_candidates_up_to: int = 4096
-    """Combinations of a space up to which all are candidates: about a second before each trial."""
+    """Combinations of a space up to which all are candidates, and up to which a space without any is
+    refused at the start: about a second to compose them."""
     all_values_up_to: int = 40
     """Values of a range up to which all are tried in variants of the best in a larger space."""
     spread_values: int = 24

@@ -621,7 +621,9 @@ def growth_notes(
     kinds: tuple[Kind, ...] = ("host", "device")
     series = [_growth_in(runs, kind) for kind in kinds]
     return tuple(
-        _note(*known[len(known) // 2], limits, whose) for known in series if _grows(known, limits)
+        _note(*known[len(known) // 2], limits, whose)  # the run with the median growth
+        for known in series
+        if _grows(known, limits)
     )
 
 
@@ -666,7 +668,7 @@ def _fills(
     bytes_per_batch: float,
     within_s: float,
 ) -> bool:
-    """Return whether memory that grows by so much per batch reaches its limit within a time."""
+    """Return whether memory that grows by `bytes_per_batch` reaches its limit within `within_s`."""
     growing = bytes_per_batch * within_s * _batches_per_s(growth)
     return growing > _left_bytes(run, growth, limits)
 

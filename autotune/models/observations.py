@@ -282,7 +282,9 @@ def _measured_alone(
     taken_over = [one.point.ceiling for one in curves if not one.point.changes]
     for record in records:
         for run in record.runs:
-            for side in SIDES if run.ceilings is not None else ():
+            if run.ceilings is None:
+                continue
+            for side in SIDES:
                 ceiling: Ceiling | None = getattr(run.ceilings, side)
                 if ceiling not in taken_over:
                     own = CurvePoint(changes={}, ceiling=ceiling)

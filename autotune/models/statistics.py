@@ -96,7 +96,8 @@ def with_latest(items: Sequence[_Item], kept: Iterable[int], *, most: int) -> li
         most: Most items to return.
     """
     latest = reversed(range(len(items)))
-    return [items[place] for place in sorted([*dict.fromkeys([*kept, *latest])][:most])]
+    places = list(dict.fromkeys([*kept, *latest]))  # those to keep come first, none twice
+    return [items[place] for place in sorted(places[:most])]
 
 
 # The throughput of a window, with the interval by its own blocks.

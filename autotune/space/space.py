@@ -20,7 +20,7 @@ from autotune.config.training_config import DdpConfig, TrainingConfig
 from autotune.messages import space as messages
 from autotune.note import Note
 from autotune.policy import Policy
-from autotune.settings_table import DDP_PREFIX
+from autotune.settings_table import BY_NAME, DDP_PREFIX
 from autotune.space import constraints as rules
 from autotune.space.constraints import most_ranks, without_effect
 from autotune.space.ranges import Basis, batch_cap, default_ranges, group_sizes, workers_cap
@@ -64,7 +64,9 @@ def _without_effect(basis: Basis, domains: Mapping[str, Domain]) -> Iterator[Not
     for setting, reason in without_effect(basis.baseline, facts, environment).items():
         yield messages.baseline_without_effect(setting, reason, environment.device)
     groups = [TrainingConfig(strategy="ddp", world_size=size) for size in group_sizes(domains)]
-    for setting in sorted(basis.given.keys() & TrainingConfig.model_fields.keys()):
+    # Only these can be without effect; of a long range, to ask each value takes seconds
+    may_be_idle = {name for name, setting in BY_NAME.items() if setting.idle} | {"numa_binding"}
+    for setting in sorted(basis.given.keys() & TrainingConfig.model_fields.keys() & may_be_idle):
         for value in basis.given[setting]:
             reasons = [
                 without_effect(config.model_copy(update={setting: value}), facts, environment).get(

@@ -344,7 +344,7 @@ class Search:
         if threshold is not None:
             stopping = self.time.policy.stopping
             should_end = partial(behind_threshold, bar=threshold, stopping=stopping)
-        return self._begun(
+        return self._begin_run(
             trial, self.time.deadline_s(trial), window, self._extras_of(trial, window), should_end
         )
 
@@ -355,9 +355,9 @@ class Search:
         left_s = self.time.clock.left_s
         if left_s is not None:
             deadline_s = min(deadline_s, left_s + self.time.limits.grace_s)
-        return self._begun(record, deadline_s, window, extras)
+        return self._begin_run(record, deadline_s, window, extras)
 
-    def _begun(
+    def _begin_run(
         self,
         record: TrialRecord,
         deadline_s: float,
@@ -486,7 +486,7 @@ class Search:
             return
         if self.study.has_waiting or len(self.study.ended) < self._trials.before_cures:
             return
-        if best.measurement is None or not is_host_bound(best.measurement):
+        if best.measurement is None or not is_host_bound(best.measurement, self._trials.host_bound):
             return
         self._cured.add(best.number)
         # search compilation too from now on, where CUDA graphs may pay

@@ -188,9 +188,9 @@ def _shared_change(
 # less of the host for each sample.
 
 
-def is_host_bound(run: Measurement | None) -> bool:
-    """Return True if the device waits for its host for a fifth of a run's time or more."""
-    return run is not None and (run.host_fraction or 0.0) >= POLICY.trials.host_bound
+def is_host_bound(run: Measurement | None, least: float = POLICY.trials.host_bound) -> bool:
+    """Return True if the device waits for its host for at least a fraction `least` of a run's time."""
+    return run is not None and (run.host_fraction or 0.0) >= least
 
 
 def busy_while_host_bound(run: Measurement) -> float | None:
@@ -283,8 +283,10 @@ def host_notes(
     if winner is None:
         return
     runs = [run for run in runs_of(records, winner.number) if run.host_fraction is not None]
-    run = max(reversed(runs), key=lambda one: one.breakdown is not None, default=None)
-    if run is None or run.host_fraction is None or not is_host_bound(run):
+    if not runs:
+        return
+    run = next((one for one in reversed(runs) if one.breakdown is not None), runs[-1])
+    if run.host_fraction is None or not is_host_bound(run):
         return
     device = ceilings.ceiling_of("device", winner.config)
     yield host_bound(

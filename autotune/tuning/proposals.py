@@ -71,7 +71,9 @@ class Candidates:
             self._around = {}  # forget the variants of what is no longer among the best
             for rank, config in enumerate(best):
                 most = 2 if rank == 0 else 1
-                around = known.get((config, most)) or self._composed(self._varied(config, most))
+                around = known.get((config, most))
+                if around is None:
+                    around = self._composed(self._varied(config, most))
                 self._around[config, most] = around
                 for variant, params in around.items():
                     found.setdefault(variant, params)

@@ -508,7 +508,7 @@ class Proposer:
         """Return the candidates near the best and the fastest trials, without settings that have no effect."""
         space = self.study.space
         candidates = self._candidates.of(
-            id(space), lambda _: Candidates(pin_to_baseline(space, self._no_effect), self.seed)
+            space, lambda _: Candidates(pin_to_baseline(space, self._no_effect), self.seed)
         )
         believed = self.believed()
         ended = [record for record in self.study.ended if record.number in believed]

@@ -97,13 +97,8 @@ class Race:
         if contested is not None:
             return contested
         contrast = evidence.contrast(leader.number, 0)
-        is_known = evidence.count(0) >= self._proof.fewest_runs
-        if (
-            baseline is not None
-            and contrast is not None
-            and is_known
-            and self._is_hopeless(contrast)
-        ):
+        has_baseline = baseline is not None and evidence.count(0) >= self._proof.fewest_runs
+        if has_baseline and contrast is not None and self._is_hopeless(contrast):
             self.is_settled = True
             return None
         # repeat the leader, and what may well be better

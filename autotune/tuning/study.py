@@ -704,7 +704,7 @@ class Study:
         return self.keep(record)
 
     def keep(self, *records: TrialRecord) -> TrialRecord:
-        """Add records, or replace the former ones, here alone; return the last one."""
+        """Add or replace records in memory only, not in Optuna's study; return the last one."""
         self._measured.update((self._key(record.config), record) for record in records)
         self.ended = tuple(self._measured.values())
         self.records = tuple(sorted(self.ended, key=lambda record: record.number))
