@@ -250,9 +250,9 @@ def bind_rank(
     needed = places if binding == "exclusive" else [places[rank]]
     if None in needed:
         raise CoresError(
-            "numa_binding needs the NUMA node of each device, but the machine does not tell it, or "
-            "this process does "
-            "not see the devices of the other ranks (CUDA_VISIBLE_DEVICES); leave numa_binding out"
+            "numa_binding needs the NUMA node of each device, but the machine does not report it, or "
+            "this process does not see the devices of the other ranks (CUDA_VISIBLE_DEVICES); leave "
+            "numa_binding out"
         )
     known = [place or frozenset() for place in places]
     own = cores_of_rank(binding, rank, known, nodes)

@@ -506,7 +506,7 @@ class Accumulator:
         self.reset()
 
 
-# TrainingConfig.prepare and arrange
+# TrainingConfig.prepare
 
 
 def prepared(

@@ -295,7 +295,9 @@ def breakdown_on_device(
     unexplained = max(0.0, step_s - compute - copy - exchange)
     waiting = min(times.data_wait_s, unexplained)
     synchronising = min(device.after_waits_s / profiled_steps, unexplained - waiting)
-    waits_source = f"{source}: communication, gaps after the host's waits"
+    waits_source = f"{source}: gaps after the host's waits"
+    if device.communication_s > 0:
+        waits_source = f"{source}: communication, gaps after the host's waits"
     if times.exchange_s > 0:
         waits_source = f"{_EXCHANGE_SOURCE}; {waits_source}"
     return _breakdown(

@@ -300,7 +300,7 @@ class Parts(NamedTuple):
 
 
 def unwrapped(loader: DataLoader[Any]) -> Parts:
-    """Return a loader's own batch sampler and collate function, without the wrappers of `size_counter`."""
+    """Return a loader's samplers and collate function, without the wrappers of `size_counter`."""
     sampler = loader.batch_sampler
     collate = loader.collate_fn
     if isinstance(sampler, _Counted):

@@ -240,10 +240,11 @@ def _resolve(part: str, ref: Ref) -> Any:
     value: Any = _module_from_file(part, place, ref) if is_file else _module_by_name(part, place)
     for name in names.split("."):
         if not hasattr(value, name):
-            hints = [f"; did you mean {near!r}?" for near in get_close_matches(name, dir(value), 1)]
-            raise WorkloadFault(
-                f"workload.{part}: {place} has no attribute {name!r}{''.join(hints)}"
-            )
+            hint = ""
+            near = get_close_matches(name, dir(value), n=1)
+            if near:
+                hint = f"; did you mean {near[0]!r}?"
+            raise WorkloadFault(f"workload.{part}: {place} has no attribute {name!r}{hint}")
         value = getattr(value, name)
     return value
 

@@ -16,7 +16,7 @@ from itertools import pairwise
 from math import fsum
 from pathlib import Path
 from time import perf_counter
-from typing import Literal, NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import psutil
 import torch
@@ -88,10 +88,10 @@ class MemoryWatch:
     open: opening, reading and closing each file takes nine system calls instead of one, and over
     ten times as long. Each call releases the GIL, which a pin-memory thread may then keep from the
     training loop."""
-    _held: dict[Literal["host", "device"], list[tuple[int, int]]] = field(
-        default_factory=lambda: {"host": [], "device": []}
-    )
-    """Batches so far and bytes in use after each block, by the kind of memory."""
+    _on_host: list[tuple[int, int]] = field(default_factory=list)
+    """Batches so far and bytes in use after each block."""
+    _on_device: list[tuple[int, int]] = field(default_factory=list)
+    """The same of the device's memory."""
     _batches: int = 0
     _begun: float = 0.0
     """Time of perf_counter when the first block had ended; 0 before that."""
@@ -103,15 +103,20 @@ class MemoryWatch:
         self._latest = perf_counter()
         self._begun = self._begun or self._latest
         self._batches += block.batches
-        held = self._private_bytes(), self.device.allocated_bytes()
-        for readings, held_bytes in zip(self._held.values(), held, strict=True):
-            if held_bytes is not None:
-                readings.append((self._batches, held_bytes))
+        resident_bytes = self._private_bytes()
+        if resident_bytes is not None:
+            self._on_host.append((self._batches, resident_bytes))
+        allocated_bytes = self.device.allocated_bytes()
+        if allocated_bytes is not None:
+            self._on_device.append((self._batches, allocated_bytes))
 
     def growth(self) -> tuple[MemoryGrowth, ...]:
         """Return the growth of each kind of memory that has enough readings so far."""
         passed_s = self._latest - self._begun
-        found = (growth_of(kind, held, passed_s) for kind, held in self._held.items())
+        found = (
+            growth_of("host", self._on_host, passed_s),
+            growth_of("device", self._on_device, passed_s),
+        )
         return tuple(filter(None, found))
 
     def leave_host(self) -> None:
@@ -145,10 +150,12 @@ _PROCESS_TIMES = slice(11, 15)
 """utime, stime, cutime and cstime, counted from the state. Source: man 5 proc, /proc/pid/stat."""
 
 
-class _Reading(NamedTuple):
-    """Time and CPU times since boot, in seconds, by the fields of `HostLoad`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reading:
+    """CPU time since boot, in seconds."""
 
-    seconds: float
+    at_s: float
+    """Time of perf_counter."""
     busy_s: float
     stolen_s: float
     own_s: float
@@ -186,9 +193,16 @@ class HostLoadProbe:
         last = self._read()
         if first is None or last is None:
             return None
-        cores = {"cores": self._cores, "reachable_cores": len(self._reachable)}
-        spent = dict(zip(_Reading._fields, map(_difference, first, last), strict=True))
-        return HostLoad.model_validate(cores | spent)
+        return HostLoad(
+            seconds=last.at_s - first.at_s,
+            cores=self._cores,
+            reachable_cores=len(self._reachable),
+            busy_s=max(0.0, last.busy_s - first.busy_s),
+            own_s=max(0.0, last.own_s - first.own_s),
+            stolen_s=max(0.0, last.stolen_s - first.stolen_s),
+            group_s=_difference(first.group_s, last.group_s),
+            pressure_s=_difference(first.pressure_s, last.pressure_s),
+        )
 
     def _read(self) -> _Reading | None:
         """Return the counters now; None if this system has none."""
@@ -197,7 +211,7 @@ class HostLoadProbe:
         with suppress(OSError, ValueError, IndexError):
             busy, stolen = _ticks_of_cores(self._reachable)
             return _Reading(
-                seconds=perf_counter(),
+                at_s=perf_counter(),
                 busy_s=busy * self._tick_s,
                 stolen_s=stolen * self._tick_s,
                 own_s=_ticks_of_tree("self") * self._tick_s,

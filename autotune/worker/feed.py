@@ -608,10 +608,13 @@ def _shut_down_quietly(shut_down: Callable[[], None]) -> None:
 
 def _empty_epoch(loader: DataLoader[Any] | TfLoader) -> WorkloadFault:
     """Return the fault of an epoch without batches."""
-    remedy = "drop_last: false"
     if isinstance(loader, TfLoader):
+        values = f"batch_size={loader.batch_size}"
         remedy = "batch without drop_remainder"
+    else:
+        values = f"batch_size={loader.batch_size}, drop_last={loader.drop_last}"
+        remedy = "drop_last: false"
     return WorkloadFault(
-        f"an epoch must hold at least one batch, but the loader came to its end without any "
-        f"(batch_size={loader.batch_size}); use a smaller micro_batch_size, or {remedy}"
+        "an epoch must hold at least one batch, but the loader came to its end without any "
+        f"({values}); use a smaller micro_batch_size, or {remedy}"
     )

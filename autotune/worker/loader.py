@@ -21,6 +21,7 @@ import torch
 from torch.utils.data import (
     DataLoader,
     DistributedSampler,
+    IterableDataset,
     RandomSampler,
     Sampler,
     SequentialSampler,
@@ -158,8 +159,8 @@ def build_loader(
         group: This rank's group.
 
     Raises:
-        WorkloadFault: A tf.data pipeline, or a setting given with it, can't be used; or nothing
-            fills a token budget.
+        WorkloadFault: A tf.data pipeline, or a setting given with it, can't be used; nothing fills
+            a token budget; or a batch sampler is given for an iterable dataset.
     """
     if workload.batch_sampler is None:
         refuse_budget(config)
@@ -167,13 +168,10 @@ def build_loader(
         return _tf_loader(workload, data, config)
 
     # Copy the user's loader, or a plain one of the dataset.
-    if not isinstance(data, DataLoader):
-        has_own_order = (
-            is_stream(data) or workload.sampler is not None or workload.batch_sampler is not None
-        )
-        shuffles = workload.shuffle and not has_own_order
-        data = DataLoader(data, shuffle=shuffles, drop_last=workload.drop_last)
-    loader = _like(data, workload, config, group)
+    if isinstance(data, DataLoader):
+        loader = _like(data, data.dataset, workload, config, group)
+    else:
+        loader = _like(_plain_loader(data, workload), data, workload, config, group)
     loader.worker_init_fn = limited(loader.worker_init_fn, config.worker_threads)
     if config.num_workers == 0:
         return loader
@@ -233,21 +231,50 @@ def set_sampler_epoch(sampler: Any, epoch: int) -> None:
         set_epoch(epoch)
 
 
-def _like(
-    given: DataLoader[Any], workload: Workload, config: TrainingConfig, group: Group
-) -> DataLoader[Any]:
-    """Return a copy of the user's loader with a trial's settings and the workload's overrides."""
-    dataset = given.dataset
+def _plain_loader(dataset: Any, workload: Workload) -> DataLoader[Any]:
+    """Return a loader with the workload's `shuffle` and `drop_last`, and torch's defaults otherwise.
 
+    Raises:
+        WorkloadFault: A batch sampler is given for an iterable dataset, which takes no indices.
+    """
+    if workload.batch_sampler is not None and isinstance(dataset, IterableDataset):
+        raise WorkloadFault(
+            "workload.batch_sampler needs a dataset that takes indices, but got the IterableDataset "
+            f"{type(dataset).__name__}; leave the batch sampler out, or make the batches in the dataset"
+        )
+    shuffle: bool | None = workload.shuffle
+    if workload.sampler is not None or workload.batch_sampler is not None:
+        shuffle = False
+    if is_stream(dataset):
+        shuffle = None  # with False torch would switch off the shuffling in a data pipe itself
+    return DataLoader(dataset, shuffle=shuffle, drop_last=workload.drop_last)
+
+
+def _like(
+    given: DataLoader[Any],
+    dataset: Any,
+    workload: Workload,
+    config: TrainingConfig,
+    group: Group,
+) -> DataLoader[Any]:
+    """Return a copy of a loader with a trial's settings and the workload's overrides.
+
+    Args:
+        given: The user's loader, or a plain one.
+        dataset: What the user's factories of samplers get: torch wraps data pipes in a loader.
+        workload: The user's overrides.
+        config: The trial's settings.
+        group: This rank's group.
+    """
     # Decide who draws: the workload's sampler, the dataset itself, or the loader's own sampler.
     sampler: Any = None
     batch_sampler: Any = None
     if workload.batch_sampler is not None:
         batch_sampler = _shared(made_batches(workload.batch_sampler, dataset, config), group)
-    elif workload.sampler is not None:
-        sampler = _drawn(workload.sampler, dataset, group)
     elif is_stream(dataset):
         pass  # it shards itself
+    elif workload.sampler is not None:
+        sampler = _drawn(workload.sampler, dataset, group)
     elif given.batch_sampler is not None and fixed_batches(given):
         batch_sampler = _shared(given.batch_sampler, group)
     else:

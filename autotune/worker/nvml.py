@@ -38,7 +38,7 @@ THROTTLE_COUNTERS: dict[int, ThrottleReason] = {
 }
 """Reason by the number of the driver's counter of nanoseconds for which it has lowered the clock:
 NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_POWER_CAP, _SW_THERM_SLOWDOWN, _HW_THERM_SLOWDOWN and
-_HW_POWER_BRAKE_SLOWDOWN."""
+_HW_POWER_BRAKE_SLOWDOWN. Numbers, since an older pynvml lacks the names."""
 
 _REFUSED = object()
 _OLDER_NAMES = {
@@ -174,19 +174,27 @@ def visible_gpu(index: int) -> Gpu | None:
     """Return NVML's view of the device that CUDA will give a number, before CUDA is initialized.
 
     CUDA_VISIBLE_DEVICES is parsed by torch, which does so to count devices before a fork; the
-    answer is None if torch lacks that function, and for a UUID that is abbreviated. CUDA may number
-    different GPU models in another order (CUDA_DEVICE_ORDER), and a GPU split by MIG by its
-    instances: compare UUIDs once the device is open. Source: torch/cuda/__init__.py,
-    _parse_visible_devices and _device_count_nvml.
+    answer is None if torch lacks that function. CUDA may number different GPU models in another
+    order (CUDA_DEVICE_ORDER), and a GPU split by MIG by its instances: compare UUIDs once the
+    device is open. Source: torch/cuda/__init__.py, _parse_visible_devices and _device_count_nvml.
     """
     visible: Sequence[int | str] = getattr(torch.cuda, "_parse_visible_devices", tuple)()
     if index >= len(visible):
         return None
     named = visible[index]
     if isinstance(named, str):
-        return gpu_with_uuid(named)
+        return gpu_with_uuid(named) or _gpu_that_begins_with(named)
     _does("nvmlInit")
     return gpu_with_uuid(_uuid_at(named))
+
+
+def _gpu_that_begins_with(prefix: str) -> Gpu | None:
+    """Return the only GPU whose UUID starts with a prefix, as CUDA does; None if several do."""
+    uuids = [_uuid_at(index) for index in range(gpu_count())]
+    fitting = [uuid for uuid in uuids if uuid.startswith(prefix)]
+    if len(fitting) != 1:
+        return None
+    return gpu_with_uuid(fitting[0])
 
 
 def _uuid_at(index: int) -> str:

@@ -114,9 +114,12 @@ def test_the_restart_is_part_of_waiting_for_data() -> None:
 
 
 @pytest.mark.parametrize("exchange_s", [0.0, 0.1])
-def test_synchronizing_names_its_sources(exchange_s: float) -> None:
-    source = on_device(0.2, communication_s=0.02, exchange_s=exchange_s).synchronise.source
+@pytest.mark.parametrize("communication_s", [0.0, 0.02])
+def test_synchronizing_names_its_sources(exchange_s: float, communication_s: float) -> None:
+    breakdown = on_device(0.2, communication_s=communication_s, exchange_s=exchange_s)
+    source = breakdown.synchronise.source
     assert "profiler in 5" in source
+    assert ("communication" in source) == (communication_s > 0)
     assert ("exchange" in source) == (exchange_s > 0)
 
 

@@ -375,6 +375,19 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
         Study.open(path, make_fake_space(), identity=IDENTITY, seed=0)
 
 
+def test_record_of_another_version_is_refused(open_study: OpenStudy, tmp_path: Path) -> None:
+    study = open_study()
+    run_next(study)
+    study.close()
+    with closing(sqlite3.connect(tmp_path / "study.db")) as connection, connection:
+        connection.execute(
+            "UPDATE trial_user_attributes SET value_json = "
+            r"""replace(value_json, '\"outcome\"', '\"unknown\": 1, \"outcome\"')"""
+        )
+    with pytest.raises(RunFolderError, match=r"study\.db.*TrialRecord"):
+        open_study()
+
+
 def test_the_study_is_an_ordinary_optuna_study(open_study: OpenStudy, tmp_path: Path) -> None:
     study = open_study()
     run_next(study, CRASH)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data.datapipes.iter import IterableWrapper
+from torch.utils.data.datapipes.map import SequenceWrapper
 
 from autotune.config.training_config import TrainingConfig
 from autotune.worker.build import WorkloadFault
@@ -85,7 +88,7 @@ def test_epoch_length_of_a_stream(dataset: Stream, promised: int | None) -> None
 
 
 def test_epoch_without_a_batch() -> None:
-    with pytest.raises(WorkloadFault, match="batch_size=16"):
+    with pytest.raises(WorkloadFault, match="batch_size=16, drop_last=True"):
         feed_of(numbers(10), batch_size=16).start()
 
 
@@ -97,6 +100,25 @@ def test_samplers() -> None:
     assert sampler.epochs == [0, 1]
     made = feed_of(numbers(8), sampler=lambda data: Sampler(len(data)))
     assert len(made.start().batch[0]) == 4
+
+
+def test_stream_keeps_its_order() -> None:
+    pipe = IterableWrapper(range(8)).shuffle()
+    feed_of(pipe, sampler=(factory := Mock()))
+    assert pipe._enabled
+    assert not factory.called
+
+
+def test_stream_takes_no_batch_sampler() -> None:
+    with pytest.raises(WorkloadFault, match="Stream"):
+        feed_of(Stream(8), batch_sampler=[[0]])
+
+
+@pytest.mark.parametrize("part", ["sampler", "batch_sampler"])
+def test_factory_gets_the_data_pipe_itself(part: str) -> None:
+    pipe = SequenceWrapper(range(8))
+    feed_of(pipe, **{part: (factory := Mock(return_value=[]))})
+    assert factory.call_args.args[0] is pipe
 
 
 def test_batch_sampler() -> None:

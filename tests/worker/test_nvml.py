@@ -258,6 +258,8 @@ def test_gpus_of(nvml: NvmlStub, monkeypatch: pytest.MonkeyPatch) -> None:
         (None, ["GPU-aa0", "GPU-ab1", None]),
         ("1,0", ["GPU-ab1", "GPU-aa0", None]),
         ("GPU-ab1", ["GPU-ab1", None, None]),
+        ("GPU-ab", ["GPU-ab1", None, None]),
+        ("GPU-a", [None, None, None]),  # two begin so
         ("", [None, None, None]),
         ("0,-1,1", ["GPU-aa0", None, None]),
     ],

@@ -29,9 +29,8 @@ from autotune.messages.trials import (
 from autotune.models.forecast import PINNING_KINDS
 from autotune.note import Note
 from autotune.protocol.messages import Extras
-from autotune.records.ceilings import Ceiling, host_ceiling_of
+from autotune.records.ceilings import host_ceiling_of
 from autotune.records.measurement import Ceilings, Measurement
-from autotune.settings_table import Side
 from autotune.worker.batch import Held, unpacked
 from autotune.worker.extras.activations import measure_activations
 from autotune.worker.extras.communication import measure_communication
@@ -70,19 +69,13 @@ class _After:
         return self.run.trainer
 
     @property
-    def times(self) -> dict[str, float]:
-        """Length of a measurement, and the deadline."""
-        return {"seconds": self.extras.stretch_s, "ends_at": self.run.ends_at}
+    def ceilings(self) -> Ceilings:
+        """The ceilings measured so far."""
+        return self.measurement.ceilings or Ceilings()
 
     def add(self, **found: Any) -> None:
         """Set fields of the measurement."""
         self.measurement = self.measurement.model_copy(update=found)
-
-    def add_ceiling(self, side: Side, ceiling: Ceiling) -> None:
-        """Set the ceiling of a side."""
-        before = self.measurement.ceilings or Ceilings()
-        ceilings = before.model_copy(update={side: ceiling})
-        self.add(**{"ceilings": ceilings, f"{side}_ceiling": ceiling.samples_per_s})
 
     def note(self, note: Note) -> None:
         """Add a note on something that could not be measured."""
@@ -164,9 +157,18 @@ def _stages(after: _After) -> list[tuple[str, _Stage]]:
 
 def _measure_loader(after: _After) -> None:
     run = after.run
-    restart_s = after.measurement.window.expected_restart_s
-    ceiling = loader_alone(run.feed, run.trainer.config, restart_s=restart_s, **after.times)
-    after.add_ceiling("loader", ceiling)
+    ceiling = loader_alone(
+        run.feed,
+        run.trainer.config,
+        restart_s=after.measurement.window.expected_restart_s,
+        seconds=after.extras.stretch_s,
+        ends_at=run.ends_at,
+    )
+    ceilings = after.ceilings
+    after.add(
+        ceilings=Ceilings(loader=ceiling, device=ceilings.device, copy=ceilings.copy),
+        loader_ceiling=ceiling.samples_per_s,
+    )
 
 
 def _take_batches(after: _After) -> None:
@@ -184,18 +186,35 @@ def _measure_device(after: _After) -> None:
     window = after.measurement.window
     pause_s = window.starved_s / sum(block.batches for block in window.blocks)
     with after.trainer.without_exchange():
-        ceiling = device_alone(after.trainer, after.held, pause_s=pause_s, **after.times)
+        ceiling = device_alone(
+            after.trainer,
+            after.held,
+            pause_s=pause_s,
+            seconds=after.extras.stretch_s,
+            ends_at=after.run.ends_at,
+        )
     host_ceiling = None
     if not window.is_held_by_device:
         host_ceiling = host_ceiling_of(ceiling, window.take_s)
-    after.add_ceiling("device", ceiling)
-    after.add(host_ceiling=host_ceiling)
+    ceilings = after.ceilings
+    after.add(
+        ceilings=Ceilings(loader=ceilings.loader, device=ceiling, copy=ceilings.copy),
+        device_ceiling=ceiling.samples_per_s,
+        host_ceiling=host_ceiling,
+    )
 
 
 def _measure_copy(after: _After) -> None:
     """Measure copies of the loader's batches, pinned if the trial pins."""
     _need_batches(after)
-    after.add_ceiling("copy", copy_alone(after.trainer, after.host, **after.times))
+    ceiling = copy_alone(
+        after.trainer, after.host, seconds=after.extras.stretch_s, ends_at=after.run.ends_at
+    )
+    ceilings = after.ceilings
+    after.add(
+        ceilings=Ceilings(loader=ceilings.loader, device=ceilings.device, copy=ceiling),
+        copy_ceiling=ceiling.samples_per_s,
+    )
 
 
 def _measure_communication(after: _After) -> None:
@@ -245,7 +264,7 @@ def _measure_items(after: _After) -> None:
         after.add(loader_costs=costs)
         formats = measure_formats(run.feed.loader, costs.item_s, after.scratch, run.ends_at)
         costs = costs.model_copy(update={"formats": formats})
-    ceiling = (after.measurement.ceilings or Ceilings()).loader
+    ceiling = after.ceilings.loader
     if ceiling:
         costs = with_batch_rates(costs, ceiling, config, run.group.local_size)
     after.add(loader_costs=costs)
@@ -261,7 +280,13 @@ def _measure_lengths(after: _After) -> None:
     assert run.tokens is not None and tokens is not None, "only such batches are looked at"  # noqa: S101, PT018 - our own bug
     timed = after.trainer if run.group.size == 1 and isinstance(after.trainer, Trainer) else None
     lengths = measure_lengths(
-        run.feed.loader, after.trainer.config, tokens, run.tokens.lengths, timed, **after.times
+        run.feed.loader,
+        after.trainer.config,
+        tokens,
+        run.tokens.lengths,
+        timed,
+        seconds=after.extras.stretch_s,
+        ends_at=run.ends_at,
     )
     after.add(lengths=lengths)
 
@@ -277,7 +302,10 @@ def _measure_activations(after: _After) -> None:
     if trainer.config.world_size > 1 or trainer.config.compile:
         return
     _need_batches(after)
-    after.add(activations=measure_activations(trainer, after.held, **after.times))
+    activations = measure_activations(
+        trainer, after.held, seconds=after.extras.stretch_s, ends_at=after.run.ends_at
+    )
+    after.add(activations=activations)
 
 
 def _need_batches(after: _After) -> None:

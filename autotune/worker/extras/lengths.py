@@ -12,10 +12,9 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import count, cycle, islice
-from operator import itemgetter
 from statistics import fmean, median
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -52,8 +51,11 @@ _WORDS = "input_ids"
 """Key of an item's tokens. Source: transformers, BatchEncoding."""
 
 
-_Sized = tuple[int, Any]
-"""A length, and the item that has it."""
+class _Sized(NamedTuple):
+    """An item and its length."""
+
+    length: int
+    item: Any
 
 
 def measure_lengths(  # noqa: PLR0913 - what is known of the trial, and two limits
@@ -83,7 +85,7 @@ def measure_lengths(  # noqa: PLR0913 - what is known of the trial, and two limi
     # Read the lengths of some items.
     until = min(ends_at, perf_counter() + _ITEMS_S)
     sized = _sized(loader, config, until)
-    read = {length for length, _ in sized}
+    read = {one.length for one in sized}
     if len(sized) < _FEWEST_ITEMS or len(read) == 1 or not max(read, default=0):
         return None
 
@@ -97,7 +99,7 @@ def measure_lengths(  # noqa: PLR0913 - what is known of the trial, and two limi
 
     # The collate function truncates longer items.
     widest = max((*current_padding, *(step.padded for step in steps)))
-    lengths = [min(length, widest) for length, _ in sized]
+    lengths = [min(one.length, widest) for one in sized]
     mean = fmean(lengths)
     by_items = 1 - mean / tokens.per_sample if tokens.per_sample >= mean else None
     return Lengths(
@@ -150,7 +152,7 @@ def _sized(loader: DataLoader[Any], config: TrainingConfig, until: float) -> lis
     lengths = [length_of_item(item) for item in items]
     if all(length is None for length in lengths):
         lengths = list(_by_mask(loader, items, config.loader_batch_size, until + _ITEMS_S))
-    return [(length, item) for length, item in zip(lengths, items, strict=False) if length]
+    return [_Sized(length, item) for length, item in zip(lengths, items, strict=False) if length]
 
 
 def _draws(loader: DataLoader[Any]) -> Iterator[Callable[[], list[Any]]]:
@@ -196,7 +198,7 @@ def _timed(
     """Time batches of several lengths in turn, after a warm-up round; return () if too slow."""
     collate = unwrapped(loader).collate_fn
     groups = _groups(sized, size)
-    batches = [trainer.to_device(collate([item for _, item in group])) for group in groups]
+    batches = [trainer.to_device(collate([one.item for one in group])) for group in groups]
     padded = [token_tensors(batch, size) for batch in batches]
     until = min(ends_at, perf_counter() + seconds)
     given_up = min(ends_at, until + _OVERTIME * seconds)
@@ -214,7 +216,7 @@ def _timed(
             break
     return tuple(
         LengthStep(
-            longest=max(length for length, _ in group),
+            longest=max(one.length for one in group),
             padded=found[0].shape[1],
             seconds=median(own),
             relative_sd=error_of_median(own) / median(own),
@@ -230,7 +232,7 @@ def _groups(sized: Sequence[_Sized], size: int) -> list[list[_Sized]]:
     Groups lie closer together where items are long, as a batch is padded to its longest item. If
     there are few items, each comes several times.
     """
-    ordered = sorted(sized, key=itemgetter(0))
+    ordered = sorted(sized, key=lambda one: one.length)
     total = len(ordered)
     tenth = max(1, total // 10)
     ends = {round(total * (1 - 0.5**power)) for power in range(1, _MOST_TIMED - 1)} | {total}

@@ -191,7 +191,10 @@ class _Scene:
         return self.job.known or Curves()
 
     def add(
-        self, side: _Side, changes: dict[str, object], measure: Callable[[], _Figures] | Note
+        self,
+        side: _Side,
+        changes: dict[str, object],
+        measure: Callable[[], _Figures | Note] | Note,
     ) -> CurvePoint:
         """Reuse a point of an earlier process, or measure it; a failure becomes its reason.
 
@@ -200,7 +203,7 @@ class _Scene:
         Args:
             side: The curve that the point belongs to.
             changes: Settings that differ from the job's own configuration, with their values.
-            measure: Function that measures the point, or the reason not to.
+            measure: Function that measures the point, or returns the reason not to; or that reason.
 
         Raises:
             DeviceLostError: Nothing can be measured in this process any more; the point is kept,
@@ -215,22 +218,30 @@ class _Scene:
         died = CurvePoint(changes=changes, ceiling=None, reason=process_ended_at_point())
         self._take(side, (*before, died))
         begun = perf_counter()
-        figures: dict[str, Any] = {"ceiling": None}
-        reason: Note | str = ""
+        found: _Figures | Note | str
         is_lost = False
         if isinstance(measure, Note):
-            reason = measure
+            found = measure
         elif begun > self.ends_at:
-            reason = no_time_left()
+            found = no_time_left()
         else:
             try:
-                figures = measure()._asdict()
+                found = measure()
             except Exception as error:  # noqa: BLE001 - it runs the user's code: one point fails, not the curve
                 shortage = shortage_of(error)
-                reason = cause_of(error) if shortage is None else shortage.reason
+                found = cause_of(error) if shortage is None else shortage.reason
                 is_lost = is_kernel_failure(error)
         took_s = perf_counter() - begun
-        point = CurvePoint(changes=changes, **figures, took_s=took_s, reason=reason)
+        if isinstance(found, _Figures):
+            point = CurvePoint(
+                changes=changes,
+                ceiling=found.ceiling,
+                cpu_s_per_sample=found.cpu_s_per_sample,
+                peak_memory_bytes=found.peak_memory_bytes,
+                took_s=took_s,
+            )
+        else:
+            point = CurvePoint(changes=changes, ceiling=None, took_s=took_s, reason=found)
         self._take(side, (*before, point))
         if is_lost:
             raise DeviceLostError
@@ -330,15 +341,13 @@ def _trace_loader(scene: _Scene) -> None:
     with scene.feed(own) as feed:
         scene.host = collect(feed, seconds=_COLLECTING_S, first=feed.start())
         scene.add("loader", {}, partial(scene.figures, loader_alone, feed, own))
-    batches = [delivery.batch for delivery in scene.host]
     for config in scene.job.variations:
         if not scene.changes(config, LOADER_SETTINGS):
             continue
         changes = scene.changes(config, _LOADER_CHANGES)
         if scene.job.ends_early and adds_workers_in_vain(scene.points["loader"], changes):
             continue
-        refusal = refusal_of_queue(batches, config, scene.job, scene.device)
-        scene.add("loader", changes, refusal or partial(_loader_figures, scene, config))
+        scene.add("loader", changes, partial(_loader_figures, scene, config))
 
 
 def loader_share(known: Curves) -> float:
@@ -358,7 +367,11 @@ def _own_throughput(points: Sequence[CurvePoint]) -> float | None:
     return None
 
 
-def _loader_figures(scene: _Scene, config: TrainingConfig) -> _Figures:
+def _loader_figures(scene: _Scene, config: TrainingConfig) -> _Figures | Note:
+    batches = [delivery.batch for delivery in scene.host]
+    refusal = refusal_of_queue(batches, config, scene.job, scene.device)
+    if refusal is not None:
+        return refusal
     with scene.feed(config) as feed:
         feed.start()
         return scene.figures(loader_alone, feed, config)
@@ -454,19 +467,20 @@ def _takes_long(scene: _Scene, config: TrainingConfig) -> bool:
 
 
 def _add_device_point(scene: _Scene, config: TrainingConfig) -> None:
-    device = scene.device
-    peaks = scene.peaks or [Peak(scene.job.config, device.peak_memory().peak_bytes)]
-    refusal = refusal_of_batch(peaks, config, scene.job.process.limit_bytes, device)
     changes = scene.changes(config, DEVICE_SETTINGS)
-    point = scene.add("device", changes, refusal or partial(_device_figures, scene, config))
+    point = scene.add("device", changes, partial(_device_figures, scene, config))
     if point.peak_memory_bytes is not None:
         scene.peaks.append(Peak(config, point.peak_memory_bytes))
     scene.bench.after_point(is_failed=point.ceiling is None)
-    device.give_back()
+    scene.device.give_back()
 
 
-def _device_figures(scene: _Scene, config: TrainingConfig) -> _Figures:
+def _device_figures(scene: _Scene, config: TrainingConfig) -> _Figures | Note:
     device = scene.device
+    peaks = scene.peaks or [Peak(scene.job.config, device.peak_memory().peak_bytes)]
+    refusal = refusal_of_batch(peaks, config, scene.job.process.limit_bytes, device)
+    if refusal is not None:
+        return refusal
     if config.compile:
         # Without it a second batch size is compiled for dynamic shapes, which no trial does.
         torch.compiler.reset()

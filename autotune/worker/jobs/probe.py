@@ -106,7 +106,7 @@ def cores_per_item(timed: TimedItems) -> float:
     """Return the number of cores that an item keeps busy while it is computed.
 
     Waits for files are left out, so that they hide no threads. If the item's own thread does too
-    little to tell how many others there are, return the cores busy over all of its time. If only
+    little to show how many others there are, return the cores busy over all of its time. If only
     that thread works, return at most one: reading the clocks adds to items of some microseconds.
     """
     seconds = sum(timed.seconds)
@@ -187,16 +187,15 @@ def probe(
     # Read what the user's objects are set to.
     data = build_dataset(workload)
     dataset = dataset_of(data)
-    observed: dict[str, Any] = {"micro_batch_size": config.micro_batch_size, "lr": config.lr}
-    found = _observed(workload, data)
-    observed |= found
+    own_settings = _observed(workload, data)
+    size = own_settings.get("micro_batch_size", config.micro_batch_size)
+    lr = own_settings.get("lr", config.lr)
     is_tf_data = isinstance(dataset, TfData)
-    size = observed["micro_batch_size"]
     length = dataset.length(size) if isinstance(dataset, TfData) else length_of(dataset)
     small = TrainingConfig(
         micro_batch_size=size if length is None else min(size, length),
         max_tokens=config.max_tokens,
-        lr=observed["lr"],
+        lr=lr,
     )
     # Count the samples of a token budget first: later random draws depend on the time taken.
     own = workload.batch_sampler
@@ -209,7 +208,7 @@ def probe(
     first = feed.start()
     model = build_model(workload, small, device)
     optimizer = build_optimizer(workload, model, small.lr)
-    found |= _switched_on(optimizer, device)
+    switched_on = _switched_on(optimizer, device)
     trainer = make_trainer(model, optimizer, infer_step(workload, first.batch), small, device)
     has_unused, has_sparse = _train_once(trainer, first.batch)
     fewest = _LEAST_BATCHES if device.kind in GRAPH_KINDS else 1  # else shapes do not matter
@@ -220,6 +219,7 @@ def probe(
     inputs = tensors_of(first.batch)
     fixed = _fixed_size(workload, data, feed.loader, first.samples)
     is_loader = isinstance(data, DataLoader)
+    found = own_settings | switched_on
     if fixed is not None and is_loader:
         found["micro_batch_size"] = fixed
     parameters = list(model.parameters())
@@ -250,7 +250,7 @@ def probe(
         optimizer=optimizer_facts(optimizer, can_fuse=not has_sparse and can_fuse(optimizer)),
         step_source=trainer.step.source,
         objects=ObjectFacts(
-            observed=TrainingConfig.model_validate(observed | found),
+            observed=TrainingConfig.model_validate({"micro_batch_size": size, "lr": lr} | found),
             names=tuple(found),
             has_loader=is_loader,
             drop_last=drops_last(data) if is_loader else None,

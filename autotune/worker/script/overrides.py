@@ -265,7 +265,7 @@ class Overrides:
         config: The configuration to run the script with.
         facts: Facts of the script's probe; None to change nothing.
         is_trial: True in a trial, False in a training under `autotune apply`; see
-            TrainingConfig.arrange.
+            apply.prepare.arranged.
         is_switched: Precision and layout will be switched while the script runs, so that all
             outermost modules must follow.
     """

@@ -296,6 +296,23 @@ def test_a_loader_whose_batches_ahead_may_fill_the_memory_is_not_started() -> No
     assert taken.ceiling is not None
 
 
+@pytest.mark.parametrize(
+    ("check", "side", "other"),
+    [("refusal_of_queue", "loader", "device"), ("refusal_of_batch", "device", "loader")],
+)
+def test_a_failed_check_of_memory_spares_the_other_side(
+    check: str, side: str, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variations = {"num_workers": 1}, {"micro_batch_size": 8}
+    monkeypatch.setattr(curves_job, check, failing := Mock(side_effect=OSError("unreadable")))
+    curves = trace(*variations)
+    assert getattr(curves, side)[-1].reason == "OSError: unreadable"
+    assert getattr(curves, other)[-1].ceiling is not None
+    failing.reset_mock()
+    trace(*variations, known=curves)
+    assert failing.call_count == 0
+
+
 def test_without_time_only_todays_loader_is_started() -> None:
     curves = trace({"num_workers": 1}, {"micro_batch_size": 8}, left_s=-1.0, roofline=True)
     points = [*curves.loader, *curves.device]
