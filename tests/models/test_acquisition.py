@@ -192,12 +192,6 @@ def test_the_slowest_side_bounds_the_gain() -> None:
 # Failures
 
 
-def chances(
-    *configs: TrainingConfig, failed: list[TrainingConfig], ran: list[TrainingConfig]
-) -> list[float]:
-    return [float(chance) for chance in chance_to_run(configs, failed, ran)]
-
-
 @pytest.mark.parametrize(
     ("config", "ran", "chance"),
     [

@@ -19,7 +19,6 @@ from tests.factories import make_window
 
 _DATA = Path(__file__).parent / "data"
 _FINITE = st.floats(0, 1e12)
-_RATES = st.floats(0.1, 1e5)
 _BLOCKS = st.builds(
     Block,
     samples=st.integers(1, 10**6),
