@@ -188,6 +188,11 @@ def test_relative_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         read_plan(path)
 
 
+def test_reference_too_long_for_a_path(tmp_path: Path) -> None:
+    text = f"workload: {{dataset: 'pkg.mod:fn', model: '{'a' * 5000}.py:fn'}}"
+    assert only_problem(tmp_path, text).startswith("x.yaml:1:35: workload.model: ")
+
+
 # Overrides
 
 

@@ -7,13 +7,15 @@ import subprocess
 import tempfile
 from collections.abc import Callable
 from contextlib import nullcontext
+from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import autotune
 from autotune.errors import ConfigError, RunFolderError
-from autotune.files.run_folder import RunFolder, open_run_folder, read_summary
+from autotune.files.run_folder import RunFolder, new_run_dir, open_run_folder, read_summary
 from autotune.protocol.disk import TrialFolder
 from autotune.testing import FakeLauncher
 from tests.factories.searches import fake_search
@@ -66,6 +68,15 @@ def test_only_unfinished_files_are_removed(tmp_path: Path) -> None:
     with open_run_folder(tmp_path, fresh=False):
         assert not half.exists()
         assert all(path.exists() for path in kept)
+
+
+def test_new_folders_of_one_second_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=lambda: datetime(2026, 1, 1, tzinfo=UTC))
+    monkeypatch.setattr("autotune.files.run_folder.datetime", clock)
+    monkeypatch.chdir(tmp_path)
+    first = new_run_dir()
+    first.mkdir(parents=True)
+    assert new_run_dir() != first
 
 
 def test_no_run(tmp_path: Path) -> None:

@@ -33,10 +33,6 @@ def table_after(text: str, heading: str, *, level: int = 2, head: str = "") -> l
     return lines[start:stop]
 
 
-def cells_of(row: str) -> list[str]:
-    return [cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]]
-
-
 def test_every_verdict_renders(any_summary: RunSummary, tmp_path: Path) -> None:
     text = as_markdown(any_summary, tmp_path)
     assert text.splitlines()[0].endswith(r"resnet \| \[quick\]")
@@ -61,8 +57,8 @@ def test_hostile_text_is_not_markup(tmp_path: Path) -> None:
         r"^(`{3,})text\n.*?\n\1$", "", text, flags=re.MULTILINE | re.DOTALL
     )  # tracebacks stand in fences
     assert not re.findall(r"(?<!\\)[<>`\[]", plain)
-    titles = re.compile(r"^## \S+", flags=re.MULTILINE)
-    assert titles.findall(plain) == titles.findall(as_markdown(make_rich_summary(), tmp_path))
+    headings = re.compile(r"^#+ \S+", flags=re.MULTILINE)
+    assert headings.findall(plain) == headings.findall(as_markdown(make_rich_summary(), tmp_path))
 
 
 def test_every_trial_has_a_row(tmp_path: Path) -> None:

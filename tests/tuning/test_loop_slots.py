@@ -106,10 +106,12 @@ def let_go(event: threading.Event) -> Iterator[None]:
                 thread.join(AT_LAST_S)
 
 
-def assert_ends_at_once(search: Search, error: type[Exception], never: threading.Event) -> None:
-    """The search raises this while a trial waits for what never comes."""
+def assert_ends_at_once(
+    search: Search, error: type[Exception], never: threading.Event, *, match: str
+) -> None:
+    """The search raises this, with such words, while a trial waits for what never comes."""
     with let_go(never):
-        with pytest.raises(error):
+        with pytest.raises(error, match=match):
             search.run()
         assert not never.is_set(), "nobody waited for what ran"
 
@@ -308,7 +310,7 @@ def test_what_ends_the_search_is_raised_while_others_run(tmp_path: Path) -> None
     )
     launcher.before = lambda number: never.wait(AT_LAST_S) if number == 1 else None
     search = make_parallel(tmp_path, launcher, n_trials=20, amp_dtype="float32", compile=False)
-    assert_ends_at_once(search, RepeatedFailureError, never)
+    assert_ends_at_once(search, RepeatedFailureError, never, match="ended 3")
     assert len(search.study.records) == 4
     assert [trial.number for trial in search.study.running] == [1]
 
@@ -323,7 +325,7 @@ def test_a_launcher_that_fails_in_a_thread_ends_the_search_at_once(tmp_path: Pat
             raise LauncherError("no host")
 
     search = make_parallel(tmp_path, Watched(slots=2, before=before))
-    assert_ends_at_once(search, LauncherError, never)
+    assert_ends_at_once(search, LauncherError, never, match="no host")
     assert numbers_of(search) == [0]
 
 
@@ -339,7 +341,7 @@ def test_a_record_that_cant_be_kept_ends_the_search_at_once(tmp_path: Path) -> N
     )
     search = make_parallel(tmp_path, launcher)
     search.on_record = keep
-    assert_ends_at_once(search, RunFolderError, never)
+    assert_ends_at_once(search, RunFolderError, never, match="disk full")
 
 
 def test_a_failing_launcher_in_the_calling_thread_is_raised_as_it_is(tmp_path: Path) -> None:
