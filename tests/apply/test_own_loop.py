@@ -105,9 +105,15 @@ def as_a_user_does(config: TrainingConfig) -> tuple[Seen, list[Tensor]]:
     [
         {"amp_dtype": "float16", "grad_accum_steps": 3},
         {"amp_dtype": "tf32", "intra_op_threads": 1},
-        {"cudnn_benchmark": True, "fused": True},
+        {"cudnn_benchmark": True, "fused": True, "amp_dtype": "bfloat16", "channels_last": True},
         {"strategy": "ddp", "ddp": DdpConfig(static_graph=True, comm_hook="fp16")},
-        {"strategy": "ddp", "amp_dtype": "bfloat16", "grad_accum_steps": 2, "channels_last": True},
+        {
+            "strategy": "ddp",
+            "amp_dtype": "bfloat16",
+            "grad_accum_steps": 2,
+            "channels_last": True,
+            "ddp": DdpConfig(gradient_as_bucket_view=True, comm_hook="fp16"),
+        },
         {"strategy": "dp"},
     ],
     ids=str,

@@ -152,7 +152,10 @@ def test_open_device_without_cuda(
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="torch can use an accelerator")
-def test_warning_of_torch_is_quoted(nvml: NvmlStub, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["auto", "cuda:0"])
+def test_warning_of_torch_is_quoted(
+    name: str, nvml: NvmlStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """torch says it the first time that it is asked, and no more."""
     words = [
         f"{NOT_READY} (Triggered internally at CUDAFunctions.cpp:119.)\n  return torch._C._cuda_getDeviceCount()"
@@ -169,7 +172,7 @@ def test_warning_of_torch_is_quoted(nvml: NvmlStub, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch.version, "hip", None)
     nvml.play(driver="580.65", cuda=13000)
     with pytest.warns(UserWarning, match="Error 802"), pytest.raises(DeviceError) as told:
-        open_device("auto")
+        open_device(name)
     assert [
         one for one in ("580.65", "CUDA_VISIBLE_DEVICES=1", NOT_READY) if one not in str(told.value)
     ] == []

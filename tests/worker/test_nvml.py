@@ -205,6 +205,13 @@ class TestMig:
         assert answering.calls("nvmlGpmMigSampleGet") == 2
         assert answering.live_samples == 0
 
+    def test_refused_gpm(self, answering: NvmlStub) -> None:
+        gpu = opened("MIG-7")
+        whole = all_readings(gpu)
+        answering.refuse("nvmlGpmMigSampleGet", NO_PERMISSION)
+        assert all_readings(gpu) == whole | {"gpm": {}}
+        assert answering.live_samples == 0
+
     def test_user_who_may_not_see_the_whole_gpu(self, answering: NvmlStub) -> None:
         answering.refuse("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", NO_PERMISSION)
         found = {name: value for name, value in all_readings(opened("MIG-7")).items() if value}

@@ -109,7 +109,9 @@ def test_given_loss() -> None:
     [torch.ones(3), ["a", "b"], Opaque(torch.ones(3)), Graph(x=torch.ones(3)), Encoding(x=1)],
 )
 def test_given_step_takes_any_batch(batch: Any) -> None:
-    assert stepped(batch, step=lambda model, batch: torch.tensor(1.0)) == 1
+    step = infer_step(replace(PLAIN, step=lambda model, batch: torch.tensor(1.0)), batch)
+    assert step.function(Constant(None), batch) == 1
+    assert "step" in step.source
 
 
 @pytest.mark.parametrize("batch", [{"x": torch.zeros(2)}, Encoding(x=torch.zeros(2))])
@@ -118,6 +120,7 @@ def test_given_step_takes_any_batch(batch: Any) -> None:
 )
 def test_mapping_is_passed_as_keywords(batch: Any, outputs: Any) -> None:
     assert stepped(batch, outputs) == 2
+    assert ".loss" in infer_step(PLAIN, batch).source
 
 
 @pytest.mark.parametrize(
