@@ -142,6 +142,8 @@ def list_variations(space: ResolvedSpace, run: Measurement) -> list[TrainingConf
     if not is_device_out_of_reach(space, book, by_cores=_loader_by_cores(space, run.loader_costs)):
         changes += _device_changes(space)
     changed = [{**own.model_dump(), **change} for change in changes]
+    if True not in list(space.domains["persistent_workers"]):  # such as a script that sets epochs
+        changed = [{**settings, "persistent_workers": False} for settings in changed]
     configs = [
         TrainingConfig.model_validate(rules.normalised(settings, *machine)) for settings in changed
     ]
@@ -508,8 +510,8 @@ def list_remedies(
         if code in _FOR_LOADER:
             if is_data_bound and costs is not None:
                 yield from _FOR_LOADER[code](evidence, costs)
-        elif code in _FOR_DEVICE and (code != "compute" or finding is findings[0]):
-            yield from _FOR_DEVICE[code](evidence, finding)
+        elif code in _FOR_THE_REST and (code != "compute" or finding is findings[0]):
+            yield from _FOR_THE_REST[code](evidence, finding)
     yield from remove_padding(evidence)
 
 
@@ -778,7 +780,7 @@ _FOR_LOADER: dict[Bottleneck, Callable[[Evidence, LoaderCosts], Iterator[Advice]
     "data_tail": _slow_tail,
     "threads": _worker_threads,
 }
-_FOR_DEVICE: dict[Bottleneck, Callable[[Evidence, Finding], Iterator[Advice]]] = {
+_FOR_THE_REST: dict[Bottleneck, Callable[[Evidence, Finding], Iterator[Advice]]] = {
     "launch": _small_operations,
     "script": _own_code,
     "synchronise": _host_waits,

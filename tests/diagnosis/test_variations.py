@@ -35,13 +35,13 @@ def run_of(loader: float, device: float, **changes: Any) -> Measurement:
 
 
 def varied(
-    run: Measurement, own: TrainingConfig = FOUR, cores: int = 16
+    run: Measurement, own: TrainingConfig = FOUR, cores: int = 16, **space: object
 ) -> list[dict[str, object]]:
     """What each variation changes, by name."""
     environment = GPU.model_copy(
         update={"cores": cores, "native_amp_dtypes": ("float32", "bfloat16")}
     )
-    configs = list_variations(make_space(baseline=own, environment=environment), run)
+    configs = list_variations(make_space(space, baseline=own, environment=environment), run)
     assert len(set(configs)) == len(configs), "none twice"
     return [
         {name: after for name, (_, after) in changed_settings(one, own).items()} for one in configs
@@ -69,6 +69,12 @@ def test_one_worker_and_none_come_last() -> None:
 def test_persistent_workers_if_restarts_take_time(restart: float, is_measured: bool) -> None:
     run = run_of(658.0, 5172.0, breakdown=make_breakdown(wait=0.8, restart=restart))
     assert ({"persistent_workers": True} in varied(run)) == is_measured
+
+
+def test_workers_persist_only_where_the_space_allows_it() -> None:
+    changes = varied(run_of(658.0, 5172.0), persistent_workers=[False])
+    assert counts(changes)
+    assert not any("persistent_workers" in change for change in changes)
 
 
 def test_unreachable_device_is_not_measured() -> None:
