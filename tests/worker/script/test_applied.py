@@ -58,7 +58,7 @@ def test_second_loader_of_a_line_is_numbered(said: Said) -> None:
     applied = training_on(loader, micro_batch_size=32)
     applied._sightings.made[0].site = SITE.model_copy(update={"nth": 1})
     applied.before_step()
-    assert "train.py, line 7, as number 2" in said()
+    assert "line 7, as number 2" in said()
 
 
 def test_training_on_another_loader_is_stopped(said: Said) -> None:

@@ -45,8 +45,9 @@ def test_variable_set_later_does_not_count(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_other_imports_need_no_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a thread that runs `__import__` itself."""
-    monkeypatch.setattr(sys, "_getframe", None)
-    run("import builtins")
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "_getframe", None)
+        run("import builtins")
 
 
 @pytest.mark.parametrize("value", ["", "two", "0", "3,1"])
