@@ -688,8 +688,8 @@ SETTINGS = (
         },
         reasons={
             "lightning": "the optimizer of your configure_optimizers takes it: lr={value!r}",
-            "deepspeed": 'its optimizer needs a type: {{"type": "AdamW", "params": {{"lr": {value!r}}}}}, or take your '
-            "own",
+            "deepspeed": "make your optimizer in your script with lr={value!r}, and pass it on: "
+            "deepspeed.initialize(optimizer=...)",
             "composer": "your optimizer takes it, as Trainer(optimizers=...): lr={value!r}",
         },
     ),

@@ -35,6 +35,7 @@ from pydantic import (
 from pydantic.dataclasses import dataclass as validated_dataclass
 
 from autotune.config.command import command_fault, command_words
+from autotune.config.rules import remedy_of, rule_of
 from autotune.config.tf_data import TfData
 from autotune.config.training_config import DdpConfig, TrainingConfig
 from autotune.frozen import FrozenModel
@@ -411,8 +412,8 @@ def _checked(kind: Any, value: object, what: str) -> Any:
         return TypeAdapter(kind).validate_python(value)
     except ValidationError as error:
         first = error.errors()[0]
-        reason = ": ".join([*map(str, first["loc"]), first["msg"].replace("Input should", "must")])
-        raise ValueError(f"{value!r} can't be {what}: {reason}") from None
+        reason = ": ".join([*map(str, first["loc"]), rule_of(first)])
+        raise ValueError(f"{value!r} can't be {what}: {reason}{remedy_of(first)}") from None
 
 
 _Setting = Annotated[Domain | None, BeforeValidator(partial(_parse_domain, TrainingConfig))]
@@ -479,12 +480,21 @@ _BYTE_SIZE: TypeAdapter[int] = TypeAdapter(ByteSize)
 def _parse_size(value: object) -> int | float:
     """Return a fraction of the device's memory, at most 1, or bytes as an int."""
     number = _number_of(value)
-    if 0 <= number <= 1:
+    if 0 < number <= 1:
         return number
-    if 1 < number < inf and number == int(number):
+    if 0 <= number < inf and number == int(number):
         return int(number)
     rule = 'must be bytes, a size such as "20GiB", or a fraction of the device of at most 1'
     raise ValueError(f"{rule}, but got {value!r}")
+
+
+def _leave_some(reserve: float) -> float:
+    if reserve == 1:
+        raise ValueError(
+            f"must leave memory to trials, but got {reserve} (100 % of the device); give bytes, a size such "
+            'as "4GiB", or a fraction below 1'
+        )
+    return reserve
 
 
 def _number_of(value: object) -> float:
@@ -511,7 +521,7 @@ class Objective(FrozenModel):
 
     memory_limit: Annotated[_Size, Field(gt=0)] = 0.9
     """Memory limit: bytes, a size such as "20GiB", or a fraction of the device's memory."""
-    reserve: _Size = 0
+    reserve: Annotated[_Size, AfterValidator(_leave_some)] = 0
     """Part of the limit that trials leave free, for validation, checkpoints and the like: bytes, a
     size such as "4GiB", or a fraction of the device's memory."""
     busy_weight: Annotated[float, Field(ge=0, le=1)] = 0.02
@@ -626,7 +636,14 @@ class Executor(FrozenModel):
     @model_validator(mode="before")
     @classmethod
     def _take_text_as_kind(cls, value: object) -> object:
-        return {"kind": value} if isinstance(value, str) else value
+        if isinstance(value, str):
+            return {"kind": value}
+        if isinstance(value, Mapping | Executor):
+            return value
+        raise ValueError(
+            "must be local, ray, or a mapping of kind, address and ranks, but got "
+            f"{short_repr(value)}"
+        )
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -252,10 +252,9 @@ def _times(evidence: Evidence, device_time: float, interval: tuple[float, float]
     least, most = interval
     slowest, fastest = loader_bounds(evidence, loader)
     return _Times(
-        *(
-            join_rates(evidence, rate, device / time) / present
-            for rate, time in ((loader, device_time), (slowest, most), (fastest, least))
-        )
+        expected=join_rates(evidence, loader, device / device_time) / present,
+        low=join_rates(evidence, slowest, device / most) / present,
+        high=join_rates(evidence, fastest, device / least) / present,
     )
 
 

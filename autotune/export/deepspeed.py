@@ -123,7 +123,9 @@ def from_deepspeed(given: Mapping[str, Any]) -> Reading:
     if isinstance(bucket, int | float) and not isinstance(bucket, bool):
         baseline["ddp.bucket_cap_mb"] = bucket * _element_bytes(plain) / _MIB
     if str(baseline.get("ddp.comm_hook")) not in _COMMUNICATED:
-        baseline.pop("ddp.comm_hook", None)  # such as fp32, which is no hook
+        # such as fp32, which is no hook
+        baseline.pop("ddp.comm_hook", None)
+        found.origins.pop("ddp.comm_hook", None)
     if total == "auto":
         found.take("micro_batch_size", _TOTAL, total)
     elif total is not None:

@@ -7,16 +7,17 @@ if a module has the name.
 
 from __future__ import annotations
 
+import json
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
 from os.path import exists, isfile
 from pathlib import Path
 from reprlib import Repr
-from textwrap import shorten
 from typing import Any, TypeVar, get_args
 
 from pydantic import TypeAdapter, ValidationError
@@ -32,6 +33,7 @@ from autotune.config.plan import (
     Ref,
     Workload,
 )
+from autotune.config.rules import remedy_of, rule_of
 from autotune.errors import ConfigError
 from autotune.export.registry import READERS
 from autotune.export.table import Reading
@@ -59,12 +61,6 @@ _SHORT = Repr()
 _SHORT.maxstring = _SHORT.maxother = 80
 _SHORT.maxdict = _SHORT.maxlist = 6
 
-_RULES = {
-    "bool_type": "must be true or false",
-    "model_type": "must be a mapping of settings",
-    "dataclass_type": "must be a mapping of settings",
-}
-"""Rules by pydantic's kind of error, where its own words do not speak of YAML."""
 _UNKNOWN_KEY = {"extra_forbidden", "unexpected_keyword_argument"}  # of a model, of a dataclass
 
 
@@ -113,8 +109,7 @@ def _sentence(detail: ErrorDetails, model_type: type) -> str:
     if kind == "missing":
         *above, name = map(str, detail["loc"])
         return _must_be_given(dict(_sections(model_type)).get((*above,), {}), name)
-    rule = _RULES.get(kind) or detail["msg"].replace("Input should", "must")
-    return f"{rule}, but got {_SHORT.repr(detail['input'])}"
+    return f"{rule_of(detail)}, but got {_SHORT.repr(detail['input'])}{remedy_of(detail)}"
 
 
 def _nearest(loc: KeyPath, model_type: type) -> str:
@@ -150,6 +145,12 @@ def _fields(kind: object) -> dict[str, FieldInfo]:
 # A framework's configuration file as the baseline
 
 
+_JSON = {"hf", "deepspeed"}
+"""Kinds of file in JSON; the others are YAML."""
+_TITLES = {"hf": "transformers", "deepspeed": "DeepSpeed"}
+"""Frameworks with another name than their kind of file."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurrentSettings:
     """A framework's configuration file, read as the current settings."""
@@ -175,10 +176,7 @@ def read_current(kind: str, path: Path) -> CurrentSettings:
         rule = "must be TrainingArguments as JSON, but a .bin is a pickle, which could run anything"
         raise ConfigError(f"{path}: {rule}; write args.to_json_string() into a file")
     text = read_text(path)
-    if text.lstrip().startswith("{"):
-        # JSON is YAML, except for tabs between the values.
-        text = text.replace("\t", " ")
-    document = parse_document(text, str(path))
+    document = _json_document(text, path) if kind in _JSON else parse_document(text, str(path))
     if document.problems:
         raise ConfigError(*map(str, document.problems))
     reading = READERS[kind](document.data)
@@ -187,6 +185,39 @@ def read_current(kind: str, path: Path) -> CurrentSettings:
         name = reading.origins.get(setting, "")
         places[setting] = document.places.get(tuple(name.split(".")), document.root)
     return CurrentSettings(kind=kind, path=path, reading=reading, places=places)
+
+
+def _json_document(text: str, path: Path) -> Document:
+    """Parse JSON.
+
+    Raises:
+        ConfigError: It is not JSON, or has no object.
+    """
+    try:
+        data = json.loads(text, object_pairs_hook=_without_doubles)
+    except RecursionError:
+        raise ConfigError(f"{path}: must not be nested so deeply; is it a configuration?") from None
+    except ValueError as error:
+        raise ConfigError(f"{path}: must be JSON, but is not: {error}; check the file") from None
+    if not isinstance(data, dict):
+        kind = type(data).__name__
+        raise ConfigError(
+            f"{path}: must hold an object of settings, but holds {kind}; check the file"
+        )
+    document = Document(root=Place(source=str(path)), data=data)
+    # Most JSON is YAML too, except for tabs, and its parser knows the places
+    with suppress(ConfigError):
+        document.places = parse_document(text.replace("\t", " "), str(path)).places
+    return document
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"{name!r:.80} is given twice")
+        found[name] = value
+    return found
 
 
 def begin_with(document: Document, today: CurrentSettings) -> dict[str, ReadOver]:
@@ -237,7 +268,8 @@ def notes_of(today: CurrentSettings, plan: Plan) -> Iterator[Note]:
         if getattr(plan.baseline, name, None) == value
     ]
     if taken:
-        yield taken_by_default(path, title=today.kind, values=taken)
+        title = _TITLES.get(today.kind, today.kind)
+        yield taken_by_default(path, title=title, values=taken)
     if reading.others:
         yield keys_not_used(path, names=list(reading.others))
 
@@ -245,6 +277,8 @@ def notes_of(today: CurrentSettings, plan: Plan) -> Iterator[Note]:
 # The parser
 
 
+_MAX_TYPED = 80
+"""Most characters of a command in a message. Source: our convention."""
 FROM_NEEDS_NO_COMMAND = (
     "--from can't be combined with a command, whose own settings are the baseline"
 )
@@ -294,7 +328,10 @@ def command_plan(
     Raises:
         ConfigError: The command or an override breaks rules; one sentence for each.
     """
-    place = Place(source=f"-- {shorten(shlex.join(command), 80)}")
+    typed = shlex.join(command)
+    if len(typed) > _MAX_TYPED:
+        typed = f"{typed[: _MAX_TYPED - 3]}..."
+    place = Place(source=f"-- {typed}")
     document = Document(
         root=place,
         data={"workload": {"command": list(command)}},

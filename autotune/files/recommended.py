@@ -452,10 +452,10 @@ def _evidence(summary: RunSummary, recommendation: Recommendation) -> dict[str, 
     peaks = [run.peak_memory_bytes / 2**30 for run in runs["recommended"]]
     return {
         "verdict": recommendation.verdict,
-        "speedup": _rounded(recommendation.speedup),
+        "speedup": _interval(recommendation.speedup),
         "gain_probability": _rounded(recommendation.gain_probability),
         "samples_per_s": {
-            name: _rounded(rate_of_runs(own, summary.run_variation) if own else None)
+            name: _interval(rate_of_runs(own, summary.run_variation) if own else None)
             for name, own in runs.items()
         },
         "busy_fraction": {
@@ -471,13 +471,15 @@ def _evidence(summary: RunSummary, recommendation: Recommendation) -> dict[str, 
     }
 
 
-def _busy(runs: Sequence[Measurement]) -> Any:
+def _busy(runs: Sequence[Measurement]) -> float | None:
     fractions = [run.busy_fraction for run in runs if run.busy_fraction is not None]
     return _rounded(fmean(fractions)) if fractions else None
 
 
-def _rounded(value: Interval | float | None) -> Any:
-    """Return four significant digits, also of an interval's parts; None for an unknown or open end."""
-    if isinstance(value, Interval):
-        return {name: _rounded(part) for name, part in value}
+def _interval(figure: Interval | None) -> dict[str, float | None] | None:
+    return None if figure is None else {name: _rounded(value) for name, value in figure}
+
+
+def _rounded(value: float | None) -> float | None:
+    """Return four significant digits; None for an unknown value, such as an interval's open end."""
     return float(f"{value:.{_DIGITS}g}") if value is not None and isfinite(value) else None

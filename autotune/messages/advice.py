@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from typing import NamedTuple, ParamSpec
+from typing import Literal, NamedTuple, ParamSpec, assert_never
 
 from autotune.messages import message
 from autotune.messages.diagnosis import describe_computing
@@ -223,7 +223,7 @@ def cache_items(
 
 
 def read_faster(
-    kind: str,
+    kind: Literal["text", "image_draft", "image_copy", "parquet"],
     sizes: Mapping[str, int],
     now_s: float,
     better_s: float,
@@ -231,7 +231,10 @@ def read_faster(
     item_fraction: float,
     loader_samples_per_s: float,
 ) -> AdviceText:
-    """Advise a better format of the files: text, images or Parquet, with the sizes of their data."""
+    """Advise a better format of the files: text, images or Parquet, with the sizes of their data.
+
+    Without `_advice`, since the kind of advice depends on the format, and the figures on the sizes.
+    """
     better = format_short_time(better_s)
     now = format_short_time(now_s)
     faster = f"one of yours takes {better} instead of {now}"
@@ -258,7 +261,7 @@ def read_faster(
                 f"({sizes['to_width']} x {sizes['to_height']} instead of {sizes['width']} x "
                 f"{sizes['height']}): {faster}"
             )
-        case _:
+        case "parquet":
             code = "read_row_groups"
             text = (
                 "Read Parquet by whole row groups or batches, and take items from them "
@@ -266,6 +269,8 @@ def read_faster(
                 f"each worker): each item now reads {sizes['rows']:,} rows of {sizes['columns']} "
                 f"columns in {now}; its share of them takes {better}"
             )
+        case _:
+            assert_never(kind)
     figures = {
         **sizes,
         "now_s": now_s,

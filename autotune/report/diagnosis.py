@@ -46,7 +46,7 @@ from autotune.report.sentences import (
     describe_setup,
     show_share,
 )
-from autotune.report.words import PART_NAMES, describe_settings, one_line
+from autotune.report.words import INTERVAL, PART_NAMES, describe_settings, one_line
 
 _NOT_MEASURED = "not measured"
 _NO_ADVICE = "Nothing measured gains 3 % or more."
@@ -86,9 +86,15 @@ def describe_present(diagnosis: Diagnosis) -> str:
         return f"You run at {throughput}; neither loader nor device was measured alone."
     if headroom.share_of_device > EXCEEDED_FROM:  # the ceiling was estimated too low
         return f"You run at {throughput}; the device alone was {_NOT_MEASURED}."
-    limit = f"the loader alone was {_NOT_MEASURED}"
-    if run.loader_ceiling is not None:
-        limit = describe_limit(headroom, evidence.config, evidence.environment.device_kind)
+    # The sides that were not measured, and the limit as far as it is known without them
+    ends = []
+    if run.device_ceiling is None:
+        ends.append(f"the device alone was {_NOT_MEASURED}")
+    if run.loader_ceiling is None:
+        ends.append(f"the loader alone was {_NOT_MEASURED}")
+    if run.loader_ceiling is not None or headroom.limit in {"copy", "host"}:
+        ends.append(describe_limit(headroom, evidence.config, evidence.environment.device_kind))
+    limit = "; ".join(ends)
     about = "about " if _is_device_estimated(diagnosis) else ""
     rate = show(headroom.samples_per_s, "plain_rate")
     rates = f"{rate} of {about}{show(headroom.device_ceiling, 'rate')}"
@@ -171,7 +177,7 @@ def _list_figures(diagnosis: Diagnosis) -> dict[str, str]:
         )
     return {
         "settings": describe_settings(evidence.config),
-        "throughput": f"{show(run.samples_per_s, 'rate')} ({interval})",
+        "throughput": f"{show(run.samples_per_s, 'rate')} ({INTERVAL}: {interval})",
         "loader alone": _ceiling(headroom.loader_ceiling, run.loader_ceiling, "its items' costs"),
         "device alone": device,
         "copying alone": show(headroom.copy_ceiling, "rate"),

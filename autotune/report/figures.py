@@ -14,7 +14,7 @@ from autotune.diagnosis.scaling import first_known, most_measured_ranks
 from autotune.frozen import FrozenModel
 from autotune.models.evidence import rate_of_runs
 from autotune.records.breakdown import PARTS, Share, TimeBreakdown
-from autotune.records.ceilings import CeilingBook, Headroom, headroom_of
+from autotune.records.ceilings import EXCEEDED_FROM, SIDES, CeilingBook, Headroom, headroom_of
 from autotune.records.measurement import (
     BusyReading,
     Interval,
@@ -101,10 +101,27 @@ def _column(
             for run in trial.runs:
                 keep_ceilings(book, trial.config, run)
         joined = join_runs(runs, summary.run_variation)
-        figures = with_settled_ceilings(joined, config, book)
+        figures = _without_exceeded(with_settled_ceilings(joined, config, book), config, book)
     return Column(
         title=title, number=number, config=config, runs=runs, figures=figures, speedup=speedup
     )
+
+
+def _without_exceeded(
+    figures: Measurement, config: TrainingConfig, book: CeilingBook
+) -> Measurement:
+    """Drop ceilings that throughput exceeds: other processes slowed that side during its measurement.
+
+    Judged by the mean, since the joined interval includes run-to-run variation.
+    """
+    reached = {f"{side}_ceiling": book.shown(side, config) for side in SIDES}
+    reached["host_ceiling"] = 0.0  # the book has none
+    exceeded: dict[str, None] = {}
+    for name, shown in reached.items():
+        ceiling = getattr(figures, name)
+        if ceiling is not None and max(figures.samples_per_s, shown) > EXCEEDED_FROM * ceiling:
+            exceeded[name] = None
+    return figures.model_copy(update=exceeded)
 
 
 def join_runs(runs: Sequence[Measurement], spread: RunVariation) -> Measurement:

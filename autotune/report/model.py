@@ -47,6 +47,8 @@ class ReportModel:
     verdict: Verdict
     headline: str
     """The verdict in a sentence or two."""
+    changes: tuple[tuple[str, str, str], ...]
+    """Settings to change: (name, baseline's value, recommended value)."""
     columns: tuple[Column, ...]
     """Baseline, recommended, same batch and larger batch with their figures, each configuration
     once."""
@@ -118,6 +120,7 @@ def build_report(
         files=sections.list_files(run_dir, written),
         verdict=verdict_of(summary),
         headline=sentences.describe_headline(summary, columns),
+        changes=tuple(sentences.list_changes(summary)),
         columns=columns,
         headroom=sentences.describe_headroom(summary, columns),
         doubts=_plain(sentences.list_doubts(runs)),

@@ -133,7 +133,11 @@ def _plain_lines(console: Console) -> ShowProgress:
             print_new("trial", step, _describe_trial(progress, progress.last, console.width))
         known = progress.known
         if known is not None and known.speedup.low > 1:
-            print_new("known", known.is_proven, _describe_known(progress, known, console.width))
+            claim = (known.is_proven, known.number)
+            print_new("known", claim, _describe_known(progress, known, console.width))
+        else:
+            lost = "The best so far is no longer known to be faster than the baseline."
+            print_new("known", None, lost)
         if progress.phase != "search" or progress.remaining_s is None or progress.remaining_s < 5.0:
             return
         whole_s = progress.elapsed_s + progress.remaining_s

@@ -29,6 +29,7 @@ from autotune.records.measurement import (
     DeviceConditions,
     Interval,
     Measurement,
+    disagreement,
     join_loads,
 )
 from autotune.records.result import (
@@ -36,6 +37,7 @@ from autotune.records.result import (
     Recommendation,
     RunSummary,
     RunVariation,
+    changed_settings,
 )
 from autotune.records.trial import TrialRecord
 from autotune.report.figures import (
@@ -46,7 +48,7 @@ from autotune.report.figures import (
     list_busy,
     recommended_figures,
 )
-from autotune.report.words import describe_settings, one_line
+from autotune.report.words import describe_settings, format_setting, one_line
 
 # Footnotes: sources of figures, numbers of runs, and disturbances of the windows.
 
@@ -61,6 +63,16 @@ def describe_busy(columns: Sequence[Column]) -> Iterator[str]:
         yield f"Busy fractions of different sources can't be compared ({_by_title(sources, '; ', ': ')})."
     elif sources:
         yield f"Busy: {next(iter(sources.values()))}."
+    for column in columns:
+        pair = None if column.figures is None else disagreement(column.figures.busy_readings)
+        if pair is not None:
+            low, high = pair
+            yield (
+                f"{column.title}: two sources disagree by "
+                f"{100 * (high.fraction - low.fraction):.0f} points: {one_line(high.source)} "
+                f"{format_fraction(high.fraction)}, {one_line(low.source)} "
+                f"{format_fraction(low.fraction)}."
+            )
 
 
 def _by_title(values: Mapping[str, str], separator: str = ", ", between: str = " ") -> str:
@@ -336,8 +348,7 @@ def _describe_batches(summary: RunSummary, found: Recommendation) -> Iterator[st
         else:
             times = f"{format_times(same.value)} times as fast ({_interval(same)})"
             yield f"{batch}; at yours, {own}, the best is {times}."
-    # while nothing is decided, the columns are enough
-    if larger.is_faster and found.verdict != "unconfirmed":
+    if larger.is_faster:
         yield _describe_break_even(larger.break_even)
 
 
@@ -472,6 +483,15 @@ def _describe_best(figures: Measurement | None, *, is_own: bool) -> str:
         room = f"tuning can gain at most {format_fraction(headroom.room)} more"
     reached = show_share(headroom.share_of_lower)
     return f"{which} reaches {reached} of the lowest ceiling, the {side}: {room}."
+
+
+def list_changes(summary: RunSummary) -> Iterator[tuple[str, str, str]]:
+    """Yield the settings to change: name, baseline's value, recommended value."""
+    if summary.recommendation is None:
+        return
+    config = summary.recommendation.config
+    for name in changed_settings(config, summary.baseline):
+        yield name, format_setting(name, summary.baseline), format_setting(name, config)
 
 
 def list_reasons(summary: RunSummary) -> Iterator[str]:

@@ -39,11 +39,20 @@ def test_reserve(reserve: float | str, left_of_1000: int) -> None:
     assert Objective.model_validate_json(objective.model_dump_json()) == objective
 
 
+def test_no_reserve_is_the_default() -> None:
+    assert Objective(reserve=0).model_dump_json() == Objective().model_dump_json()
+
+
 _NO_SIZES = [-1, 1.5, True, None, "much", "", "0GiB", "-2GiB", "inf", "nan", float("inf"), [1]]
 
 
 @pytest.mark.parametrize(
-    ("name", "size"), [("memory_limit", 0), *product(["memory_limit", "reserve"], _NO_SIZES)]
+    ("name", "size"),
+    [
+        ("memory_limit", 0),
+        *product(["reserve"], [1, 1.0, "1"]),
+        *product(["memory_limit", "reserve"], _NO_SIZES),
+    ],
 )
 def test_other_sizes_are_refused(name: str, size: object) -> None:
     with pytest.raises(ValidationError, match=name):

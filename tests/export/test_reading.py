@@ -92,6 +92,10 @@ def test_auto(kind: str, given: dict[str, Any], names: set[str]) -> None:
     assert unread(kind, given).keys() == names
 
 
+def test_other_communication_is_no_hook() -> None:
+    assert READERS["deepspeed"]({"communication_data_type": "fp32"}).origins == {}
+
+
 def test_schedules_are_unread() -> None:
     given = {
         "lr_scheduler_type": "cosine",

@@ -116,6 +116,7 @@ def test_ddp_arguments_need_ranks() -> None:
 def test_notes() -> None:
     told = plan_of("hf", {**OWN, "hub_model_id": "me/mine"})[1]
     assert {one["code"] for one in told} == {"not_read", "taken_by_default", "keys_not_used"}
+    assert [one["title"] for one in told if "title" in one] == ["transformers"]
     assert [one["name"] for one in told if one["code"] == "not_read"] == ["lr_scheduler_type"]
     assert [one["values"] for one in told if one["code"] == "taken_by_default"] == [
         ["pin_memory=True"]
@@ -146,9 +147,10 @@ def test_broken_rule_has_its_place(kind: str, content: object, told: str) -> Non
 @pytest.mark.parametrize(
     ("kind", "content", "told"),
     [
-        ("hf", "{", ":1:2: "),
+        ("hf", "{", "JSON"),
+        ("deepspeed", '{"steps_per_print": 1 "bf16": {}}', "line 1 column 23"),
         ("hf", "[1]", "list"),
-        ("hf", '{"bf16": true,\t"bf16": false}', ":1:16: bf16"),
+        ("hf", '{"bf16": true,\t"bf16": false}', "'bf16' is given twice"),
         ("hf", "[" * 100_000, "nested"),
         ("axolotl", "bf16: !!python/object/apply:os.system [ls]\n", ":1:1: bf16"),
         ("accelerate", "- 1\n", ":1:1: "),
@@ -159,6 +161,13 @@ def test_bad_file(kind: str, content: str, told: str) -> None:
     with pytest.raises(ConfigError, match=told) as error:
         plan_of(kind, content)
     assert len(error.value.problems) == 1
+
+
+def test_json_that_is_no_yaml() -> None:
+    plan, _ = plan_of(
+        "hf", '{"learning_rate": 2e-5, "max_steps": 99999999999999999999, "a": "\x7f"}'
+    )
+    assert plan.baseline.lr == 2e-5
 
 
 def test_pickle_is_not_opened() -> None:

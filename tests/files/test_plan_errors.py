@@ -68,6 +68,10 @@ space:
     "yes for true": "baseline: {pin_memory: yes}",
     "off for false": "baseline: {pin_memory: off}",
     "a quoted number": "baseline: {num_workers: '4'}",
+    "a text for a number": "baseline: {lr: fast}",
+    "a range without an end": "space: {num_workers: {low: 1}}",
+    "a misspelt choice": "space: {amp_dtype: [bf16]}",
+    "all of the device in reserve": "objective: {reserve: 1}",
     "a key that is a number": "1: 1",
     "a key that is null": "~: 1",
     "a key that is a boolean": "true: 1",
@@ -105,6 +109,7 @@ LOST = {"a file that is not there": "c.py:fn", "a file named by NUL": "\\0.py:fn
 
 COMMANDS: dict[str, str] = {
     "a number among the words": "[python, train.py, --epochs, 3]",
+    "a number": "3",
     "a script that is not there": "python lost.py",
     "a program that is not there": "./lost.sh",
     "a command line in one word": "['python train.py']",

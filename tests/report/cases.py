@@ -210,6 +210,9 @@ def verdict_cases() -> dict[str, RunSummary]:
             **STAYS | {"speedup": SAME_RATE, "is_outrun": True}
         ),
         "faster ones overload": single_runs(**STAYS | {"speedup": SAME_RATE, "overloaded": (1,)}),
+        "undecided, and a larger batch is faster": larger_batch(
+            verdict="unconfirmed", speedup=Interval(value=1.1, low=0.98, high=1.2)
+        ),
         "larger batches are faster": larger_batch(
             **STAYS,
             speedup=SAME_RATE,

@@ -48,6 +48,14 @@ def test_loading_alternates_on_the_cpu_alone() -> None:
     assert ["alternate" in describe_present(one) for one in (on_cpu, beside)] == [True, False]
 
 
+@pytest.mark.parametrize(("name", "limit"), [("copies-hold", "copying"), ("host-holds", "host")])
+def test_known_limit_needs_no_loader(name: str, limit: str) -> None:
+    case = CASES[name]
+    run = case.evidence.measurement.model_copy(update={"loader_ceiling": None})
+    evidence = case.evidence.model_copy(update={"measurement": run})
+    assert limit in describe_present(case.model_copy(update={"evidence": evidence}))
+
+
 def test_exceeded_ceiling_has_no_share() -> None:
     """The device alone was measured while other programs had the cores."""
     healthy = CASES["healthy"]

@@ -81,6 +81,16 @@ def test_host_limit_is_read_from_the_profiled_run() -> None:
     assert headroom.share_of_device == pytest.approx(0.42)
 
 
+@pytest.mark.parametrize(("device", "kept"), [(990.0, 990.0), (900.0, None)])
+def test_ceiling_below_the_mean_is_left_out(device: float, kept: float | None) -> None:
+    """Though run-to-run variation makes the joined interval far wider."""
+    run = make_run({}).model_copy(update={"loader_ceiling": 9000.0, "device_ceiling": device})
+    figures = figures_of(make_pair([run], [run], run_variation=assumed_variation("cpu")), 0)
+    assert figures is not None
+    assert figures.samples_per_s_ci[0] < 900
+    assert figures.device_ceiling == kept
+
+
 def row_of(report: ReportModel, name: str) -> tuple[str, ...]:
     return next(row[1:] for row in report.table.rows if row[0] == name)
 

@@ -17,7 +17,9 @@ from autotune.report.blocks import Plot
 from autotune.report.html import Page
 from autotune.report.words import one_line
 from tests.factories import (
+    BASELINE,
     SAME_BATCH,
+    make_recommendation,
     make_rich_summary,
     make_summary,
     make_trial,
@@ -121,6 +123,13 @@ def test_page_has_what_markdown_has(any_summary: RunSummary, tmp_path: Path) -> 
     }
     assert len(cells) > 20
     assert [cell for cell in cells - {"---"} if cell not in text] == []
+
+
+@pytest.mark.usefixtures("_undrawn")
+def test_changes_are_settings(tmp_path: Path) -> None:
+    config = BASELINE.model_copy(update={"grad_accum_steps": 4})
+    summary = make_summary(recommendation=make_recommendation(config=config))
+    assert re.findall(r"<li>([^<]+) <span", as_page(summary, tmp_path).html) == ["grad_accum_steps"]
 
 
 @pytest.mark.usefixtures("_undrawn")

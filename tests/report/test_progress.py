@@ -100,6 +100,14 @@ def test_speedup_is_shown_once_probable_and_once_proven() -> None:
     assert len(lines) == 3
 
 
+def test_claim_of_another_trial_and_a_lost_one_are_shown_once() -> None:
+    first = known(1.2, 2.8)
+    claims = [first, first.model_copy(update={"number": 2}), known(0.9, 3.0), None]
+    steps = [make_step(trial, known=claim) for trial, claim in zip(TRIALS, claims, strict=False)]
+    lines = [line for line in plain(*steps).splitlines() if "#" not in line]
+    assert ["1.20" in line for line in lines[1:]] == [True, True, False]
+
+
 def test_time_is_shown_again_once_it_is_off_by_a_quarter() -> None:
     left = {0.0: 60.0, 20.0: 50.0, 30.0: 60.0, 40.0: 50.0}
     steps = [

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -139,15 +140,14 @@ def follow_variables() -> None:
 
     def importing(name: str, *arguments: Any, **named: Any) -> Any:
         nonlocal is_over
-        importer = str(sys._getframe(1).f_globals.get("__name__"))  # noqa: SLF001
         is_torch = name.partition(".")[0] == "torch"
-        if not is_over and is_torch and importer.partition(".")[0] != "autotune":
+        if not is_over and is_torch and not _is_ours(sys._getframe(1)):  # noqa: SLF001
             is_over = True
             if builtins.__import__ is importing:
                 builtins.__import__ = plain
             changed = [now for now, was in zip(_values(), before, strict=True) if now != was]
-            value = (changed or [None])[0] or ""
-            if value.isdecimal() and int(value) > 0:
+            value = changed[0] if changed else None
+            if value is not None and value.isdecimal() and int(value) > 0:
                 torch.set_num_threads(int(value))
         return plain(name, *arguments, **named)
 
@@ -156,6 +156,10 @@ def follow_variables() -> None:
 
 def _values() -> list[str | None]:
     return [os.environ.get(name) for name in _VARIABLES]
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "autotune"
 
 
 # Precision and layout of a script's outermost modules

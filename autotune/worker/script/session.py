@@ -195,7 +195,8 @@ class Applied:
 
 
 def _place(site: LoaderSite) -> str:
-    return f"{Path(site.file).name}, line {site.line}"
+    which = f", as number {site.nth + 1}" if site.nth else ""
+    return f"{Path(site.file).name}, line {site.line}{which}"
 
 
 def _write(line: str) -> None:

@@ -53,6 +53,14 @@ def test_loader_with_the_settings_is_named_once(said: Said) -> None:
     assert line.endswith(" batch_size=32, num_workers=1")
 
 
+def test_second_loader_of_a_line_is_numbered(said: Said) -> None:
+    loader = DataLoader(DATA, batch_size=32)
+    applied = training_on(loader, micro_batch_size=32)
+    applied._sightings.made[0].site = SITE.model_copy(update={"nth": 1})
+    applied.before_step()
+    assert "line 7, as number 2" in said()
+
+
 def test_training_on_another_loader_is_stopped(said: Said) -> None:
     applied = training_on(DataLoader(DATA, batch_size=16), is_searched=False, micro_batch_size=32)
     with pytest.raises(SystemExit) as stopped:

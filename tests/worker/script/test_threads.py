@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import sys
 from collections.abc import Iterator
 from types import ModuleType
 
@@ -40,6 +41,13 @@ def test_variable_set_later_does_not_count(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     run("import torch.nn")
     assert torch.get_num_threads() == 2
+
+
+def test_other_imports_need_no_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a thread that runs `__import__` itself."""
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "_getframe", None)
+        run("import builtins")
 
 
 @pytest.mark.parametrize("value", ["", "two", "0", "3,1"])
