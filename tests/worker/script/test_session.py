@@ -185,7 +185,8 @@ while True:
     _, measured = rig.run(text, window=WindowRules(max_s=1.0, precision=1e-9))
     assert sizes(measured) == {128}
     (other,) = (note for note in measured.notes if note.code == "other_training")
-    assert other.figures["place"] == f"train.py, line {line_of(text, 'first, second')}"
+    place = f"train.py, line {line_of(text, 'first, second')}, as number 2"
+    assert other.figures["place"] == place
 
 
 @pytest.mark.slow
