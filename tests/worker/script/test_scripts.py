@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -90,10 +91,17 @@ def test_script_is_seen_and_leaves_nothing(
     result = rig.trial(probed.words, probed, window=SHORT)
     assert result.outcome == "ok", result.reason
     assert files_in(rig.folder) == before
-    here = [
-        one for one in psutil.Process().children(recursive=True) if name in " ".join(one.cmdline())
-    ]
-    assert here == []
+    assert children_with(name) == []
+
+
+def children_with(word: str) -> list[psutil.Process]:
+    """Living processes below this one whose command line has a word."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # it has just ended
+            if word in " ".join(process.cmdline()):
+                found.append(process)
+    return found
 
 
 def autotune(
