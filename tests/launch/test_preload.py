@@ -51,6 +51,9 @@ PACKAGES = {
         "os.register_at_fork(before=lambda: (end.set(), thread.join()))\n"
     ),
     "threading_away.py": "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n",
+    "waiting.py": "import threading\nend = threading.Event()\nthreading.Thread(target=end.wait).start()\n",
+    "later.py": "",
+    "chained.py": "import waiting\nimport later\n",
     "importer/__init__.py": "",
     "importer/lazily.py": "import threading_away\n",
     "starting.py": "import subprocess\nprocess = subprocess.Popen(['sleep', '600'])\n",
@@ -348,6 +351,20 @@ def test_a_module_that_opens_a_drivers_file_is_the_culprit(
     assert random.getstate() == drawn
     assert "TOUCHED" not in os.environ
     sys.modules["touching"].file.close()
+
+
+def test_after_a_fault_nothing_is_checked_any_more(site: Site, imported: set[str]) -> None:
+    forks = list[int]()
+
+    def count() -> tuple[str, ...]:
+        forks.append(1)
+        return ()
+
+    result = preload(["chained"], {}, count)
+    sys.modules["waiting"].end.set()
+    assert "later" in sys.modules
+    assert (result.reason, result.chain) == ("threads", ("chained", "waiting"))
+    assert len(forks) == 2, "at first, and for the thread"
 
 
 def test_a_package_that_starts_a_process_is_the_culprit(site: Site, imported: set[str]) -> None:
