@@ -25,6 +25,7 @@ from autotune.launch import local
 from autotune.launch.launcher import notes_of, preload_in
 from autotune.launch.local import LocalLauncher
 from autotune.messages.trials import not_preloaded
+from autotune.protocol.channel import Channel
 from autotune.protocol.messages import PreloadResult
 from autotune.testing import FakeLauncher
 from autotune.worker import preload as fork_watch
@@ -229,6 +230,22 @@ def test_a_later_call_takes_the_place_of_the_former_though_no_server_can_be_star
         ask(preloaded.rig, "harmless_too")
     assert preloaded.rig.server_pid is None
     assert seen_by_trial(site, preloaded.rig)["modules"] == ["harmless_too"]
+
+
+@pytest.mark.slow
+def test_a_server_that_may_have_taken_half_a_message_is_ended(
+    site: Site, preloaded: Preloaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = preloaded.rig
+
+    def refuse(*_: object, **__: object) -> None:
+        raise TimeoutError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Channel, "send", refuse)
+        ask(rig, "harmless")
+    assert rig.server_pid is None
+    assert seen_by_trial(site, rig)["modules"] == ["harmless"]
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ import pytest
 
 from autotune.config.plan import Ref, Workload
 from autotune.config.training_config import TrainingConfig
+from autotune.launch import processes
 from autotune.launch.launcher import Exit, Launch, is_sharing
 from autotune.launch.local import LocalLauncher
 from autotune.launch.processes import Ranks
@@ -416,6 +417,22 @@ def test_weights_that_are_kept_are_allowed_for_in_the_next_process_too(
     warm.end_shared()
     run(runner)
     assert allowed[-1] > 100 * 2**20
+
+
+@pytest.mark.slow
+def test_free_ram_is_noted_before_the_first_trial_alone(
+    warm: LocalLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted, own = list[int](), processes._RamWatch
+
+    def watch(ceiling_bytes: int | None, next_check: float, free_bytes: int) -> processes._RamWatch:
+        noted.append(free_bytes)
+        return own(ceiling_bytes, next_check, free_bytes)
+
+    monkeypatch.setattr(processes, "_RamWatch", watch)
+    runner = runner_of(warm)
+    assert earlier_of([run(runner), run(runner)]) == [0, 1]
+    assert noted[0] == noted[1]
 
 
 @pytest.mark.slow
