@@ -24,7 +24,7 @@ from autotune.records.measurement import (
 from autotune.records.trial import OUT_OF_MEMORY, Failure, TrialResult
 
 # Somebody else may have killed or stopped a trial's processes, by how they ended and what they
-# report. What was disturbed says nothing of the configuration: the runner tries it anew, once, in what is
+# report. What was disturbed says nothing of the configuration: the runner tries it again, once, in what is
 # left of the deadline.
 
 
@@ -89,11 +89,12 @@ def with_note(report: RankReport, note: Note) -> RankReport:
 # named. The memory limits are those that a trial is judged by, and the ceiling of RAM at which it
 # is ended. Of a single process:
 #
-# a report was written                             what it says, however the process ended
-# afterwards a report of curves that are cut                  as if there were none, but for the
-# curves ended at its deadline, for its RAM, cancelled    timeout, host_oom, pruned ended by SIGKILL
-# while the kernel's killer ran   host_oom could not write its report                       crashed,
-# for its folder any other end                                    crashed
+# a report was written                             what it says, however the process ended afterwards
+# a report of curves that are cut                  as if there were none, but for the curves
+# ended at its deadline, for its RAM, cancelled    timeout, host_oom, pruned
+# ended by SIGKILL while the kernel's killer ran   host_oom
+# could not write its report                       crashed, for its folder
+# any other end                                    crashed
 
 
 _FAR_ABOVE = (

@@ -135,25 +135,30 @@ class Server:
         """Let the server reap the ranks: nothing of them runs any more, and their numbers are not used again.
 
         Returns:
-            False if it can't yet: ranks run, or there are none.
+            False if it can't yet: ranks run, or there are none; or if it can't be asked.
         """
         if self._running or not self._pids:
             return False
-        with suppress(OSError):  # the server is gone
+        try:
             self.channel.send({"reap": self._pids})
+        except OSError:  # the server is gone, or has taken half of it
+            return False
         self._pids = []
         return True
 
     def _ended(self) -> dict[int, int]:
         ended: dict[int, int] = {}
         try:
-            message = self.channel.receive(0.0) if self._running else None
-            if message is not None:
-                ended = {message["rank"]: message["exit"]}
+            while self._running - ended.keys() and (message := self.channel.receive(0.0)):
+                ended[message["rank"]] = message["exit"]
         except EOFError:  # without the server its ranks die too
-            ended = dict.fromkeys(sorted(self._running), -signal.SIGKILL)
+            ended |= dict.fromkeys(sorted(self._running - ended.keys()), -signal.SIGKILL)
         self._running -= ended.keys()
         return ended
+
+    def has_ended(self) -> bool:
+        """Return whether the process has ended, unless `preload_fault` is yet to find out why."""
+        return self._imports_from is None and exit_code(self.process) is not None
 
     def _send(self, message: Mapping[str, object], *descriptors: int) -> None:
         try:
@@ -243,6 +248,8 @@ class LocalLauncher:
         """Those of the ranks that run."""
         self._shared: Ranks | None = None
         self._shared_kind: tuple[object, ...] = ()
+        self._kept_bytes = 0
+        """RAM that a shared process takes next to its jobs, as far as is known."""
         self._is_decided = False
         self._tries_again = True
         self._false_failures = 0
@@ -348,9 +355,15 @@ class LocalLauncher:
         """Start the server unless it runs, and tell it what it is to import; None: ranks are interpreters."""
         if self._server_log is None:
             return None
+        if self._server is not None and self._server.has_ended():
+            self._end_server()
         self._server = self._server or Server(self._server_log, self._environment, self._token)
         if self._preload is not None:
-            self._server.preload(self._preload)
+            try:
+                self._server.preload(self._preload)
+            except LauncherError:
+                self._end_server()  # it may have taken half of a message
+                raise
         return self._server
 
     def _ready_server(self) -> Server | None:
@@ -405,7 +418,7 @@ class LocalLauncher:
                 self.end_shared()
                 self._shared = self._start(launch, self._shared_from_s)
                 self._shared_kind = _kind_of(job)
-            exit_ = self._shared.follow(launch)
+            exit_ = self._shared.follow(launch, self._kept_bytes)
         except BaseException:  # Ctrl-C among them
             self.end_shared()
             raise
@@ -414,7 +427,7 @@ class LocalLauncher:
             launch.folder.report.unlink(missing_ok=True)
         build_s = None if report is None else report.workload_build_s
         if report is not None:
-            self._shared.kept_bytes = report.kept_bytes
+            self._kept_bytes = report.kept_bytes
         if not self._is_decided and build_s is not None:
             self._is_decided = True
             self.is_sharing = build_s >= self._shared_from_s
@@ -428,6 +441,9 @@ class LocalLauncher:
         launch.folder.report.unlink(missing_ok=True)
         launch.blocks.clear()
         write_model(launch.folder.job, job.within(left_s))
+        kept = launch.log.with_stem(f"{launch.log.stem}-shared")
+        with suppress(OSError):  # the next run writes over it
+            launch.log.replace(kept)
         again = self._run_shared(replace(launch, deadline_s=left_s), job)
         took_s = first.wall_s + again.wall_s
         if again.ended_for not in {None, "cancelled"} and before is not None:
@@ -438,7 +454,7 @@ class LocalLauncher:
             return replace(again, wall_s=took_s)
         self._false_failures += 1
         if self._false_failures == _FALSE_FAILURES:
-            self.notes += (trials_cannot_share(),)
+            self.notes += (trials_cannot_share(f"{kept.parent.name}/{kept.name}"),)
             self.is_sharing = False
             self.end_shared()
         return replace(again, wall_s=took_s)

@@ -144,7 +144,7 @@ def _take_handles() -> None:
 # set for it.
 #
 # By default glibc gives the memory of large tensors back to the system and takes the page faults
-# anew in the next step; how many depends on how the heap of a process happens to lie, so that runs
+# again in the next step; how many depends on how the heap of a process happens to lie, so that runs
 # of the same settings differ. It reads its variables when a process starts: they must stand in the
 # environment of the fork server itself. So it is on every device: which one "auto" is, is only
 # known in the server; batches are put together in host memory for a GPU too. What is kept counts
@@ -160,7 +160,7 @@ KEEPING: Mapping[str, str] = {
 DEFAULT_MMAP_THRESHOLD_MAX on 64 bits), and more than a trial's heap holds otherwise: our own
 convention."""
 _OURS = "AUTOTUNE_KEEPS_MEMORY"
-"""Set to "1" beside the two where autotune has set them."""
+"""Set to "1" next to the two where autotune has set them."""
 _TUNABLES = "GLIBC_TUNABLES"
 _OF_MALLOC = "glibc.malloc."
 

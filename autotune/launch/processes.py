@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -270,7 +271,6 @@ class Ranks:
 
     Attributes:
         is_done: A shared process has done its job and waits for the next.
-        kept_bytes: RAM that it has besides what the job takes.
 
     Raises:
         LauncherError: They can't be started; nothing of them is left.
@@ -281,7 +281,6 @@ class Ranks:
         self, launch: Launch, token: str, start: Callable[[int], Started], *, is_shared: bool
     ) -> None:
         self.is_done = False
-        self.kept_bytes = 0
         self._is_shared = is_shared
         self._token = token
         self._started = Started(pids=(), ended=dict)
@@ -289,6 +288,8 @@ class Ranks:
         """Exit codes by rank, in the order in which they came."""
         self._channels: list[Channel] = []
         self._segments = segments()
+        self._free_bytes = psutil.virtual_memory().available
+        """Before anything of it ran: what a shared process took in earlier trials counts too."""
         with ExitStack() as undo:
             self._listener = undo.enter_context(_listening_in(launch.folder))
             self._pipe, output = os.pipe()
@@ -313,8 +314,13 @@ class Ranks:
         with suppress(OSError):  # it has ended meanwhile, as `follow` will notice
             self._channels[0].send({"folder": str(launch.folder.path)})
 
-    def follow(self, launch: Launch) -> Exit:
-        """Wait until the trial is done, all ranks have ended, or what runs must be ended, which the caller does."""
+    def follow(self, launch: Launch, kept_bytes: int = 0) -> Exit:
+        """Wait until the trial is done, all ranks have ended, or what runs must be ended, which the caller does.
+
+        Args:
+            launch: The trial.
+            kept_bytes: RAM that a shared process has besides what the job takes.
+        """
         begun = monotonic()
         kills = oom_kills()
         ends_at: dict[EndedFor, float] = {
@@ -324,9 +330,9 @@ class Ranks:
             "cancelled": inf,
         }
         ram = _RamWatch(
-            launch.ram_ceiling_bytes and launch.ram_ceiling_bytes + self.kept_bytes,
+            launch.ram_ceiling_bytes and launch.ram_ceiling_bytes + kept_bytes,
             begun + _RAM_CHECK_S,
-            psutil.virtual_memory().available,
+            self._free_bytes,
         )
         first_s = None
         taken = None
@@ -404,9 +410,14 @@ class Ranks:
 
     def _take_messages(self, launch: Launch) -> bool:
         """Read what the processes have sent; return whether a script says that it was measured."""
-        with suppress(OSError):  # nobody has connected
-            if self._listener is not None and len(self._channels) < _MOST_CONNECTIONS:
+        if self._listener is not None and len(self._channels) < _MOST_CONNECTIONS:
+            try:
                 self._channels.append(Channel(self._listener.accept()[0]))
+            except OSError as error:  # nobody has connected, or has given up meanwhile
+                if error.errno in {errno.EMFILE, errno.ENFILE}:
+                    # whoever waits there would wake this process again and again
+                    self._listener.close()
+                    self._listener = None
         is_measured = False
         for channel in [*self._channels]:
             try:
@@ -460,6 +471,7 @@ def _listening_in(folder: TrialFolder) -> Iterator[socket.socket | None]:
                     prefix="pymp-", dir=_place_for_sockets(), ignore_cleanup_errors=True
                 )
             )
+            folder.sockets.unlink(missing_ok=True)  # of a server that died before it could fork
             folder.sockets.symlink_to(made)
             opened = held.enter_context(socket.socket(socket.AF_UNIX))
             opened.bind(f"{made}/{CHANNEL}")

@@ -35,8 +35,8 @@ from autotune.protocol.messages import DescribeJob, GroupPart, Job, TrialJob
 from autotune.records.measurement import Block
 from autotune.version import __version__
 
-_DESCRIBE_WITHIN_S = 120.0  # our convention, as fork_server.py's for its start
-_ENDS_WITHIN_S = 8.0  # our convention: less than the driver waits for it (hosts.py)
+_DESCRIBE_WITHIN_S = 120.0  # our convention, as local.py's for its start
+_ENDS_WITHIN_S = 8.0  # our convention: less than the driver waits for it (ray_launcher.py)
 _FILE_BYTES = (
     16 * 1024 * 1024
 )  # our convention: a report has some 100 KiB; a larger one was written by user code

@@ -43,7 +43,7 @@ from autotune.records.trial import Outcome, TrialResult
 # The hosts of a Ray cluster as a search uses them: found, described, reserved for a trial each,
 # dropped when lost.
 #
-# One actor a host (host.py) lives as long as the search. A trial takes whole hosts, so that no two
+# One actor a host (ray_host.py) lives as long as the search. A trial takes whole hosts, so that no two
 # trials share cores. A study is bound to one kind of machine: hosts of another kind are named in
 # `notes` and not used.
 

@@ -242,6 +242,7 @@ class TrialRunner:
         if (
             failure is None
             or not failure.is_asynchronous
+            or job.process.blocks_launches
             or not isinstance(job, messages.TrialJob | messages.ProbeJob)
         ):
             return report

@@ -20,11 +20,11 @@ def on_ranks(note: Note, ranks: list[int]) -> Note:
 
 
 @message
-def trials_cannot_share() -> str:
+def trials_cannot_share(log: str) -> str:
     return (
         "Each trial builds the workload again, so it starts more slowly: a configuration failed in "
         "a reused process, but ran in a process of its own. A dataset that can be read only once "
-        "causes this."
+        f"causes this. Log of the failure: {log}."
     )
 
 

@@ -113,6 +113,12 @@ def merged_conditions(parts: Sequence[DeviceConditions | None]) -> DeviceConditi
 
 def _merged_window(windows: Sequence[Window]) -> Window:
     """Return the slowest rank's window, with the samples of all in its blocks, and the longest wait."""
+    counts = {len(window.blocks) for window in windows}
+    if len(counts) != 1:
+        raise ValueError(
+            "the ranks of a group must have measured the same number of blocks, but got "
+            f"{sorted(counts)}"
+        )
     slowest = max(windows, key=lambda window: sum(block.seconds for block in window.blocks))
     # What was made counts as if each rank had the loader that makes least, since it holds up all.
     made = [window.made for window in windows if window.made is not None]

@@ -2,9 +2,9 @@
 
 The fork server and the parent hold the two ends of a pair. A trial's processes, and those of a
 command, connect by name: the socket lies in the trial's folder of sockets. Documents (a job, a
-report) are files; what happens meanwhile (a block has ended, enough was seen) is a message. Nobody
-is unpickled, and a process that writes anything else, half a line or without an end is not read
-further than it can be.
+report) are files; what happens meanwhile (a block has ended, enough was seen) is a message. Nothing
+is unpickled. A line that is no JSON object is skipped; one that stops halfway is not a message; and
+one that is longer than any message ends the connection.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import socket
 from collections import deque
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,8 @@ class Channel:
 
     def close(self) -> None:
         """Close this end."""
-        self._connection.close()
+        with suppress(OSError):  # the user's code has closed it
+            self._connection.close()
 
     def send(
         self, message: Mapping[str, object], *descriptors: int, within_s: float = _SEND_WITHIN_S
@@ -99,11 +100,12 @@ def connect(sockets: Path) -> Channel | None:
     Args:
         sockets: The link to the trial's folder of sockets: a socket's own path must be short.
     """
-    connection = socket.socket(socket.AF_UNIX)
-    connection.setblocking(False)
     try:
-        connection.connect(f"{sockets.readlink()}/{CHANNEL}")
+        with ExitStack() as undo:
+            connection = undo.enter_context(socket.socket(socket.AF_UNIX))
+            connection.setblocking(False)
+            connection.connect(f"{sockets.readlink()}/{CHANNEL}")
+            undo.pop_all()
     except OSError:
-        connection.close()
         return None
     return Channel(connection)

@@ -149,6 +149,7 @@ class TrialFolder:
         sockets: A link to where the trial's processes put sockets, whose paths must be short:
             multiprocessing's, and the one at which the parent listens.
         overlay: Where a script's writes to files that existed before go.
+        measured: Exists once a script was measured that can't reach the parent.
     """
 
     def __init__(self, path: Path) -> None:
@@ -158,6 +159,7 @@ class TrialFolder:
         self.rendezvous = path / "rendezvous"
         self.sockets = path / "sockets"
         self.overlay = path / "overlay"
+        self.measured = path / "measured"
 
     def report_of(self, rank: int) -> Path:
         """Return the file of what a rank answers."""

@@ -78,9 +78,10 @@ class _Job(FrozenModel):
     process: ProcessSetup
 
     def within(self, deadline_s: float, *, blocks_launches: bool = False) -> Self:
-        """Return the same job with another deadline, and launches that wait for their kernels or not."""
+        """Return the same job with another deadline, and launches that wait for their kernels if asked or if its do."""
+        blocks = blocks_launches or self.process.blocks_launches
         process = self.process.model_copy(
-            update={"deadline_s": deadline_s, "blocks_launches": blocks_launches}
+            update={"deadline_s": deadline_s, "blocks_launches": blocks}
         )
         return self.model_copy(update={"process": process})
 
@@ -204,7 +205,7 @@ class RankReport(FrozenModel):
     """Of a series: seconds that reading the workload and building its model and dataset took, so
     far as it is built."""
     kept_bytes: int = 0
-    """Of a series: RAM that it takes beside what its jobs take, for the weights that each begins
+    """Of a series: RAM that it takes next to what its jobs take, for the weights that each begins
     with."""
     is_workload_fault: bool = False
     """The reason is a sentence about the user's workload, complete as it stands."""

@@ -88,11 +88,20 @@ class Place:
                 self.channel.close()
                 self.channel = None
 
+    def end_trial(self) -> None:
+        """Have all of the trial ended, once a script is measured: by the parent, else by whoever runs the command."""
+        if self.channel is None:
+            self.connect()
+        self.send({"measured": True})
+        if self.channel is None:
+            with suppress(OSError):
+                self.folder.measured.touch(mode=0o600)
+
     def receive(self, within_s: float | None) -> Mapping[str, Any]:
         """Return what the parent has sent; nothing if that does not come in time, or it is gone."""
         try:
             return (self.channel and self.channel.receive(within_s)) or {}
-        except EOFError:
+        except (EOFError, OSError):  # the parent is gone, or the user's code has closed the socket
             self.channel = None
             return {}
 

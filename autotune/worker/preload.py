@@ -95,21 +95,23 @@ class ForkWatch:
             try:
                 execute(loader, module)
             finally:
-                if not _device_files() <= self._files:
+                if self.reason is None and not _device_files() <= self._files:
                     self._found("device", self._running)
-                if _threads() > self._threads and not self._settles():
+                if self.reason is None and _threads() > self._threads and not self._settles():
                     self._found("threads", self._running)
                 self._running.pop()
 
         return exec_module
 
     def after_package(self, package: str) -> None:
-        """Check everything after a package's import."""
+        """Check everything after a package's import, unless something was found meanwhile."""
+        if self.reason is not None:
+            return
         if not self._bad.issuperset(self.bad_fork_devices()):
             self._found("device", [package])
-        if not self._settles():
+        elif not self._settles():
             self._found("threads", [package])
-        if not _children() <= self._children:
+        elif not _children() <= self._children:
             self._found("processes", [package])
 
     def _settles(self) -> bool:
@@ -121,10 +123,9 @@ class ForkWatch:
         return _threads() <= self._threads
 
     def _found(self, reason: Unfit, chain: Sequence[str]) -> None:
-        if self.reason is None:
-            self.reason = reason
-            self.chain = list(chain)
-            self.culprit = chain[-1].partition(".")[0]
+        self.reason = reason
+        self.chain = list(chain)
+        self.culprit = chain[-1].partition(".")[0]
 
 
 def _threads() -> int:

@@ -41,7 +41,7 @@ from autotune.protocol.disk import TrialFolder, monotonic
 from autotune.worker.preload import preload
 from autotune.worker.rank import bad_fork_devices_of_children, run_rank
 
-_SWEEP_WITHIN_S = 5.0  # our convention, as the parent's (process_tree.py)
+_SWEEP_WITHIN_S = 5.0  # our convention, as the parent's (launch/processes.py)
 _OOM_SCORE_ADJ = "800"  # man 5 proc: of -1000 to 1000; the kernel spares the caller
 
 

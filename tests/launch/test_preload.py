@@ -25,6 +25,7 @@ from autotune.launch import local
 from autotune.launch.launcher import notes_of, preload_in
 from autotune.launch.local import LocalLauncher
 from autotune.messages.trials import not_preloaded
+from autotune.protocol.channel import Channel
 from autotune.protocol.messages import PreloadResult
 from autotune.testing import FakeLauncher
 from autotune.worker import preload as fork_watch
@@ -51,6 +52,9 @@ PACKAGES = {
         "os.register_at_fork(before=lambda: (end.set(), thread.join()))\n"
     ),
     "threading_away.py": "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n",
+    "waiting.py": "import threading\nend = threading.Event()\nthreading.Thread(target=end.wait).start()\n",
+    "later.py": "",
+    "chained.py": "import waiting\nimport later\n",
     "importer/__init__.py": "",
     "importer/lazily.py": "import threading_away\n",
     "starting.py": "import subprocess\nprocess = subprocess.Popen(['sleep', '600'])\n",
@@ -229,6 +233,22 @@ def test_a_later_call_takes_the_place_of_the_former_though_no_server_can_be_star
 
 
 @pytest.mark.slow
+def test_a_server_that_may_have_taken_half_a_message_is_ended(
+    site: Site, preloaded: Preloaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = preloaded.rig
+
+    def refuse(*_: object, **__: object) -> None:
+        raise TimeoutError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Channel, "send", refuse)
+        ask(rig, "harmless")
+    assert rig.server_pid is None
+    assert seen_by_trial(site, rig)["modules"] == ["harmless"]
+
+
+@pytest.mark.slow
 def test_what_keeps_forks_from_a_device_is_found_and_left_out(site: Site) -> None:
     rig = site.begin(device="cuda")
     ask(rig, "harmless", "opening", "harmless_too")
@@ -348,6 +368,20 @@ def test_a_module_that_opens_a_drivers_file_is_the_culprit(
     assert random.getstate() == drawn
     assert "TOUCHED" not in os.environ
     sys.modules["touching"].file.close()
+
+
+def test_after_a_fault_nothing_is_checked_any_more(site: Site, imported: set[str]) -> None:
+    forks = list[int]()
+
+    def count() -> tuple[str, ...]:
+        forks.append(1)
+        return ()
+
+    result = preload(["chained"], {}, count)
+    sys.modules["waiting"].end.set()
+    assert "later" in sys.modules
+    assert (result.reason, result.chain) == ("threads", ("chained", "waiting"))
+    assert len(forks) == 2, "at first, and for the thread"
 
 
 def test_a_package_that_starts_a_process_is_the_culprit(site: Site, imported: set[str]) -> None:

@@ -105,7 +105,7 @@ def test_what_is_looked_at_beside_the_trials_runs_in_one_process(
     assert launcher.jobs[2].variations == (ALONE,)
 
 
-@pytest.mark.parametrize(("took_s", "runs"), [(20.0, 2), (40.0, 1)])
+@pytest.mark.parametrize(("took_s", "runs"), [(10.0, 2), (20.0, 2), (40.0, 1)])
 def test_a_failure_without_a_place_is_run_again_within_the_deadline_where_that_leaves_as_much_time(
     took_s: float, runs: int, tmp_path: Path
 ) -> None:

@@ -16,8 +16,10 @@ import pytest
 
 from autotune.config.plan import Ref, Workload
 from autotune.config.training_config import TrainingConfig
-from autotune.launch.launcher import is_sharing
+from autotune.launch import processes
+from autotune.launch.launcher import Exit, Launch, is_sharing
 from autotune.launch.local import LocalLauncher
+from autotune.launch.processes import Ranks
 from autotune.launch.runner import TrialRunner
 from autotune.policy import POLICY, WindowRules
 from autotune.protocol.messages import Extras
@@ -320,7 +322,11 @@ def test_what_can_be_read_once_has_processes_of_its_own_from_then_on(
     results = [run(runner) for _ in range(4)]
     assert [(result.outcome, result.reason) for result in results] == 4 * [("ok", "")]
     assert earlier_of(results) == [0, 0, 0, 0]
-    assert [one.code for one in warm.notes] == ["trials_cannot_share"]
+    (note,) = warm.notes
+    assert note.code == "trials_cannot_share"
+    kept = Path("trial-shared.log")
+    assert str(note.figures["log"]).endswith(f"/{kept.name}")
+    assert kept.read_bytes() != Path("trial.log").read_bytes()
 
 
 @pytest.mark.slow
@@ -393,6 +399,40 @@ def test_weights_that_are_kept_aside_are_none_of_a_trials_memory(warm: LocalLaun
     assert shared.measurement is not None
     assert alone.measurement is not None
     assert shared.measurement.peak_memory_bytes < alone.measurement.peak_memory_bytes + 100 * 2**20
+
+
+@pytest.mark.slow
+def test_weights_that_are_kept_are_allowed_for_in_the_next_process_too(
+    warm: LocalLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allowed, own = list[int](), Ranks.follow
+
+    def follow(self: Ranks, launch: Launch, kept_bytes: int = 0) -> Exit:
+        allowed.append(kept_bytes)
+        return own(self, launch, kept_bytes)
+
+    monkeypatch.setattr(Ranks, "follow", follow)
+    runner = runner_of(warm, model="of_200_mib")
+    run(runner)
+    warm.end_shared()
+    run(runner)
+    assert allowed[-1] > 100 * 2**20
+
+
+@pytest.mark.slow
+def test_free_ram_is_noted_before_the_first_trial_alone(
+    warm: LocalLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted, own = list[int](), processes._RamWatch
+
+    def watch(ceiling_bytes: int | None, next_check: float, free_bytes: int) -> processes._RamWatch:
+        noted.append(free_bytes)
+        return own(ceiling_bytes, next_check, free_bytes)
+
+    monkeypatch.setattr(processes, "_RamWatch", watch)
+    runner = runner_of(warm)
+    assert earlier_of([run(runner), run(runner)]) == [0, 1]
+    assert noted[0] == noted[1]
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from autotune.protocol.channel import CHANNEL, Channel, connect
+from autotune.protocol.disk import TrialFolder
+from autotune.worker.place import Place
 
 
 @pytest.fixture
@@ -75,6 +78,27 @@ def test_an_end_that_reads_nothing_does_not_block(ends: tuple[Channel, socket.so
     with pytest.raises(BlockingIOError):  # noqa: PT012 - as above
         while True:
             channel.send({"text": "x" * 1000}, within_s=0.0)
+
+
+def test_a_descriptor_that_is_closed_costs_no_exception(
+    ends: tuple[Channel, socket.socket], tmp_path: Path
+) -> None:
+    channel, _ = ends
+    place = Place(folder=TrialFolder(tmp_path), rank=0, local_rank=0, channel=channel)
+    os.close(channel.fileno())
+    assert place.receive(0.0) == {}
+    assert place.channel is None
+    channel.close()
+
+
+def test_without_a_descriptor_no_parent_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(socket, "socket", full)
+    assert connect(tmp_path) is None
 
 
 def test_a_parent_is_found_by_name(tmp_path: Path) -> None:

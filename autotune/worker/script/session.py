@@ -868,15 +868,17 @@ class Session:
         """Write the report and end the process at once, without cleanup of the script's own."""
         code = REPORT_UNWRITTEN
         try:
-            self.place.write(report)
-            if self.place.channel is None:
-                self.place.connect()
-            self.place.send({"measured": True})
-            code = 0
-        finally:
+            with suppress(
+                Exception
+            ):  # a full disk, or whatever the script has put in place of `os`
+                self.place.write(report)
+                code = 0
             for stream in (sys.stdout, sys.stderr):
                 with suppress(OSError, ValueError, AttributeError):
                     stream.flush()
+            if code == 0:
+                self.place.end_trial()  # last: the parent ends this process at once
+        finally:
             os._exit(code)
 
     def script_ended(self, error: BaseException | None = None) -> None:

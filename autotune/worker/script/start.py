@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
@@ -47,6 +48,8 @@ _DEADLY = frozenset(
     {signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
 )
 """Signals that end a process at its own fault, or by the kernel's choice."""
+
+_POLL_S = 0.1  # our convention: what follows a measured script hardly begins meanwhile
 
 
 def run_command(
@@ -103,7 +106,12 @@ def _run_below(words: Sequence[str], place: Place) -> bool:
             f"({error.strerror}); check "
             "its path"
         ) from error
-    code = process.wait()  # once it was measured, the parent ends all of it
+    code = None
+    while code is None:  # once it was measured, the parent ends all of it, if it can be reached
+        with suppress(subprocess.TimeoutExpired):
+            code = process.wait(timeout=_POLL_S)
+        if code is None and place.folder.measured.exists():
+            return True  # this process ends, and the parent ends the rest
     number = -code if code < 0 else code - 128
     if number in _DEADLY:
         os.kill(os.getpid(), number)  # as a rank would have died: the parent knows what that means

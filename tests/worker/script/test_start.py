@@ -102,6 +102,22 @@ def test_python_below_a_shell_is_attached_to(
     assert_nothing_is_left(rig)
 
 
+@pytest.mark.slow
+def test_measured_script_out_of_the_parents_reach_ends_its_shell(rig: ScriptRig) -> None:
+    rig.write(LOOP)
+    folder = """$(sed -E 's/.*"folder": "([^"]*)".*/\\1/' <<< "$AUTOTUNE_ATTACH")"""
+    rig.write(
+        f'if [ "$1" = 0.5 ]; then rm -- "{folder}/sockets"; fi\n'
+        'python train.py; sleep 5; touch "$PWD/went-on"\n',
+        "run.sh",
+    )
+    command = ("bash", "run.sh", "{lr}")
+    found = rig.probe(command, lr=0.1)
+    assert rig.measured(command, found, lr=0.5).samples_per_s > 0
+    assert not (rig.folder / "went-on").exists()
+    assert_nothing_is_left(rig)
+
+
 _RANKS = (
     """
 import json, os
