@@ -64,7 +64,7 @@ def show(draw: Callable[[Console], None]) -> None:
         raise click.exceptions.Exit(FAILED) from None
 
 
-def say(text: str) -> None:
+def echo(text: str) -> None:
     """Write text to stderr, without control characters from files or the user's code."""
     from autotune.report.words import without_controls
 
@@ -118,7 +118,7 @@ def of_plan(command: Callable[..., None]) -> Callable[..., None]:
     @click.option("--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help=_SET_HELP)
     @click.option(
         "--from",
-        "today",
+        "current",
         type=(click.Choice(FILE_KINDS), click.Path(path_type=Path)),
         metavar="KIND FILE",
         help=_FROM_HELP,
@@ -130,10 +130,10 @@ def of_plan(command: Callable[..., None]) -> Callable[..., None]:
         words: tuple[str, ...],
         overrides: tuple[str, ...],
         executor: ExecutorKind | None,
-        today: tuple[str, Path] | None,
+        current: tuple[str, Path] | None,
         **options: Any,
     ) -> None:
-        command(_plan(config, words, overrides, executor, today), **options)
+        command(_plan(config, words, overrides, executor, current), **options)
 
     return with_plan
 
@@ -143,7 +143,7 @@ def _plan(
     words: tuple[str, ...],
     overrides: tuple[str, ...],
     executor: ExecutorKind | None,
-    today: tuple[str, Path] | None,
+    current: tuple[str, Path] | None,
 ) -> Plan:
     """Return the Plan of CONFIG, or else of a command.
 
@@ -170,14 +170,14 @@ def _plan(
     )
 
     if config is None:
-        if today is not None:
+        if current is not None:
             raise click.UsageError(f"{FROM_NEEDS_NO_COMMAND}; leave --from out")
         return command_plan(words, overrides, executor=executor)
-    if today is None:
+    if current is None:
         return read_plan(config, overrides, executor=executor)
     # on top of a framework's file, with notes of what was not read
-    found = read_current(*today)
-    plan = read_plan(config, overrides, executor=executor, today=found)
+    found = read_current(*current)
+    plan = read_plan(config, overrides, executor=executor, current=found)
     for note in notes_of(found, plan):
         click.echo(note, err=True)
     return plan
@@ -199,18 +199,18 @@ class _Cli(click.Group):
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except AutotuneError as error:
-            say(f"error: {error}")
+            echo(f"error: {error}")
             ctx.exit(error.exit_code)
         except KeyboardInterrupt:
             note = ctx.meta.get(_INTERRUPT_NOTE)
-            say(note() if note else "interrupted")
+            echo(note() if note else "interrupted")
             ctx.exit(_INTERRUPTED)
         except Exception as error:  # noqa: BLE001 -- the last place that can report a bug of ours as one
-            say(
+            echo(
                 f"this is a bug in autotune {__version__}, please report it: "
                 f"{type(error).__name__}: {error}"
             )
-            say(traceback.format_exc().rstrip())
+            echo(traceback.format_exc().rstrip())
             ctx.exit(FAILED)
 
 
@@ -293,7 +293,7 @@ def check(plan: Plan, by_exit_code: bool) -> None:
     stale = found.stale
     show(lambda console: print_check(space.environment, space.facts, space, console, stale=stale))
     if by_exit_code and not found.has_recommendation:
-        say("run_dir holds no recommendation that could be stale")
+        echo("run_dir holds no recommendation that could be stale")
     end_if(by_exit_code and stale is not None)
 
 
@@ -367,7 +367,7 @@ def export(recommended: Path, target: str, as_json: bool) -> None:
         return
     write(found.text.removesuffix("\n"))
     for note in export_notes(found):
-        say(note)
+        echo(note)
 
 
 @cli.command()
@@ -418,7 +418,7 @@ def report(run_dir: Path, as_json: bool) -> None:
     if as_json:  # after writing, since it lists the files
         _show_report(found, as_json)
     if note:
-        say(note)
+        echo(note)
 
 
 @cli.command()

@@ -661,12 +661,12 @@ SETTINGS = (
             "node": "bound to a NUMA node",
             "exclusive": "bound to own cores",
         }[config.numa_binding],
-        elsewhere="config.prepare binds in your own loop; beside NVIDIA's and AMD's GPUs: torchrun --numa-binding "
+        elsewhere="config.prepare binds in your own loop; next to NVIDIA's and AMD's GPUs: torchrun --numa-binding "
         "{value}",
         reasons={
-            "accelerate": "its enable_cpu_affinity is numa_binding node, beside NVIDIA's GPUs alone; config.prepare "
+            "accelerate": "its enable_cpu_affinity is numa_binding node, next to NVIDIA's GPUs alone; config.prepare "
             "binds in your own loop",
-            "torchrun": "it binds beside NVIDIA's and AMD's GPUs alone; config.prepare binds in your own loop",
+            "torchrun": "it binds next to NVIDIA's and AMD's GPUs alone; config.prepare binds in your own loop",
             "axolotl": "start its processes bound: axolotl train ... --launcher torchrun -- --numa-binding={value}",
             "ultralytics": "it starts its ranks itself; numactl before the command binds all of them to one node",
             "composer": "its launcher binds no process; numactl before the command binds one",

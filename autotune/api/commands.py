@@ -170,26 +170,26 @@ def load(path: str | Path) -> TrainingConfig:
     path = recommended_of(Path(path))
     config = read_recommended(path)
     there = read_machine(path)
-    differing = differing_fields(there, _told_here(there))
+    differing = differing_fields(there, _facts_here(there))
     if differing:
         warnings.warn(str(found_elsewhere(str(path), differing)), stacklevel=2)
     return config
 
 
-def _told_here(there: Mapping[str, object]) -> dict[str, object]:
+def _facts_here(there: Mapping[str, object]) -> dict[str, object]:
     """Describe this machine by the file's names, as far as possible without opening a device."""
-    told: dict[str, object] = {"cores": usable_cores()}
+    known: dict[str, object] = {"cores": usable_cores()}
     if there.get("device_kind") == "cpu":
-        told["name"] = processor_name()
+        known["name"] = processor_name()
     elif there.get("device_kind") == "cuda":
         driver, gpus = driver_and_gpus()
-        told |= {
+        known |= {
             "driver": driver,
             "name": there.get("name") if there.get("name") in gpus else next(iter(gpus), None),
         }
     if (torch := sys.modules.get("torch")) is not None:
-        told["torch"] = str(torch.__version__)
-    return told
+        known["torch"] = str(torch.__version__)
+    return known
 
 
 # `autotune export`, for the device that the settings were found on
@@ -279,14 +279,19 @@ def applied(path: Path, command: Sequence[str]) -> tuple[tuple[str, ...], dict[s
             f"it was searched as: {shlex.join(found.command)}"
         )
     words = words_to_start(command, config)
-    told = {
+    known = {
         "config": config.model_dump(mode="json"),
         "script": found.script.model_dump(mode="json"),
     }
     switches = dict(switch.split("=", 1) for switch in found.malloc if "=" in switch)
     own = {name: value for name, value in switches.items() if name not in os.environ}
     of_framework = framework_environment(config, found.script)
-    return words, {**own, **compile_cache_variables(), **attached_environment(told), **of_framework}
+    return words, {
+        **own,
+        **compile_cache_variables(),
+        **attached_environment(known),
+        **of_framework,
+    }
 
 
 def apply_command(path: Path, command: Sequence[str], *, only_print: bool = False) -> None:

@@ -97,7 +97,7 @@ class DiagnosisResult:
     @property
     def headroom(self) -> Headroom:
         """Headroom between the baseline's throughput and the ceilings."""
-        return self.diagnosis.standing
+        return self.diagnosis.headroom
 
     @property
     def findings(self) -> tuple[Finding, ...]:

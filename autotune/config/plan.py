@@ -263,7 +263,7 @@ class ObjectFacts(FrozenModel):
     """True if a DataLoader was given, not only a dataset."""
     drop_last: bool | None = None
     """drop_last of the DataLoader; None without one."""
-    beside: tuple[str, ...] = ()
+    replaced_arguments: tuple[str, ...] = ()
     """Loader arguments given next to the DataLoader, in place of its own, such as "collate_fn"."""
 
 

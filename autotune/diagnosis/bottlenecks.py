@@ -348,7 +348,7 @@ def judge(
         headline=" ".join(note.text for note in headline),
         headline_notes=headline,
         is_healthy=is_healthy(evidence, findings, advice),
-        standing=current_headroom(evidence),
+        headroom=current_headroom(evidence),
         findings=findings,
         advice=advice,
         evidence=evidence,

@@ -220,7 +220,7 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def begin_with(document: Document, today: CurrentSettings) -> dict[str, ReadOver]:
+def begin_with(document: Document, current: CurrentSettings) -> dict[str, ReadOver]:
     """Add a framework's settings to a document's baseline, unless the document has its own.
 
     Returns:
@@ -236,7 +236,7 @@ def begin_with(document: Document, today: CurrentSettings) -> dict[str, ReadOver
     workload = document.data.get("workload")
     if not isinstance(workload, Mapping) or workload.get("optimizer") is None:
         idle.add("fused")  # it belongs to the file's optimizer, and trials use another
-    for setting in sorted(today.reading.baseline, key=lambda name: name.startswith(DDP_PREFIX)):
+    for setting in sorted(current.reading.baseline, key=lambda name: name.startswith(DDP_PREFIX)):
         *section, name = setting.split(".")
         inner = own
         if section:
@@ -245,18 +245,18 @@ def begin_with(document: Document, today: CurrentSettings) -> dict[str, ReadOver
             inner = own.setdefault("ddp", {})
         if not isinstance(inner, dict) or name in inner or setting in idle:
             continue
-        inner[name] = today.reading.baseline[setting]
-        document.places["baseline", *section, name] = today.places[setting]
-        if setting in today.reading.origins:
-            origin = today.reading.origins[setting]
-            read_over[setting] = ReadOver(origin, today.reading.optimizer)
+        inner[name] = current.reading.baseline[setting]
+        document.places["baseline", *section, name] = current.places[setting]
+        if setting in current.reading.origins:
+            origin = current.reading.origins[setting]
+            read_over[setting] = ReadOver(origin, current.reading.optimizer)
     return read_over
 
 
-def notes_of(today: CurrentSettings, plan: Plan) -> Iterator[Note]:
+def notes_of(current: CurrentSettings, plan: Plan) -> Iterator[Note]:
     """Yield notes on keys that could not be read, and on defaults of the framework that were used."""
-    reading = today.reading
-    path = str(today.path)
+    reading = current.reading
+    path = str(current.path)
     for name, reason in reading.unread.items():
         yield not_read(path, name, reason)
     idle = [name for setting, name in reading.origins.items() if setting.startswith(DDP_PREFIX)]
@@ -268,7 +268,7 @@ def notes_of(today: CurrentSettings, plan: Plan) -> Iterator[Note]:
         if getattr(plan.baseline, name, None) == value
     ]
     if taken:
-        title = _TITLES.get(today.kind, today.kind)
+        title = _TITLES.get(current.kind, current.kind)
         yield taken_by_default(path, title=title, values=taken)
     if reading.others:
         yield keys_not_used(path, names=list(reading.others))
@@ -301,7 +301,7 @@ def read_plan(
     overrides: Sequence[str] = (),
     *,
     executor: ExecutorKind | None = None,
-    today: CurrentSettings | None = None,
+    current: CurrentSettings | None = None,
 ) -> Plan:
     """Read a Plan from a configuration file.
 
@@ -309,14 +309,14 @@ def read_plan(
         path: The YAML file.
         overrides: Values to set, each as `a.b=c` with c in YAML.
         executor: Replaces the file's kind of executor, before the overrides.
-        today: A framework's settings, for what file and overrides leave out of the baseline.
+        current: A framework's settings, for what file and overrides leave out of the baseline.
 
     Raises:
         ConfigError: The file can't be read, or breaks rules; one sentence for each.
     """
     folders = (str(path.parent.resolve()), str(Path.cwd()))
     return _plan_of(
-        read_document(path), overrides, executor, name=path.stem, folders=folders, today=today
+        read_document(path), overrides, executor, name=path.stem, folders=folders, current=current
     )
 
 
@@ -348,7 +348,7 @@ def _plan_of(
     *,
     name: str,
     folders: tuple[str, ...],
-    today: CurrentSettings | None = None,
+    current: CurrentSettings | None = None,
 ) -> Plan:
     """Return the Plan of a document with its overrides."""
     malformed: list[str] = []
@@ -357,7 +357,7 @@ def _plan_of(
             apply_override(document, override)
         except ConfigError as error:
             malformed.extend(error.problems)
-    read_over = {} if today is None else begin_with(document, today)
+    read_over = {} if current is None else begin_with(document, current)
     plan, broken = _validate(document.data, name, {READ_PART: partial(_reference, folders=folders)})
     command = None if plan is None else plan.workload.command
     if command is not None:
@@ -365,7 +365,7 @@ def _plan_of(
         absent = _absent(command)
         if absent is not None:
             broken.append(Problem(path=path, text=absent))
-        if today is not None:
+        if current is not None:
             text = f"{FROM_NEEDS_NO_COMMAND}; leave --from out"
             broken.append(Problem(path=path, text=text))
     problems = sorted([*document.problems, *document.placed(broken)], key=_reading_order)

@@ -277,12 +277,12 @@ def _beside(facts: WorkloadFacts, config: TrainingConfig) -> str:
         size = f"max_tokens={config.loader_max_tokens}"
     is_made = facts.has_token_budget or facts.fixed_batch_size is None
     sizes = {"batch_sampler": f"batch_sampler (for {size})"} if is_made else {}
-    return ", ".join(sizes.get(name, name) for name in facts.objects.beside)
+    return ", ".join(sizes.get(name, name) for name in facts.objects.replaced_arguments)
 
 
 def _loader_of(facts: WorkloadFacts, config: TrainingConfig) -> str:
     if facts.objects.has_loader:
-        return "beside" if facts.objects.beside else "loader"
+        return "beside" if facts.objects.replaced_arguments else "loader"
     if facts.has_token_budget:
         return "tokens"
     if facts.fixed_batch_size is not None:

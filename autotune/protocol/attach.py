@@ -37,13 +37,13 @@ lightning/pytorch/utilities/argparse.py."""
 _SITE = Path(__file__).resolve().parents[1] / "worker" / "script" / "site"
 
 
-def attached_environment(told: Mapping[str, Any]) -> dict[str, str]:
+def attached_environment(attached: Mapping[str, Any]) -> dict[str, str]:
     """Return the variables by which Python processes attach; this interpreter's programs come first on PATH."""
     own = str(Path(sys.executable).parent)
     paths = os.environ.get("PATH", os.defpath)
     searched = [str(_SITE), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
-        ATTACH_VARIABLE: json.dumps(told),
+        ATTACH_VARIABLE: json.dumps(attached),
         "PYTHONPATH": os.pathsep.join(searched),
         "PATH": paths if own in paths.split(os.pathsep)[:1] else os.pathsep.join([own, paths]),
     }
@@ -52,19 +52,19 @@ def attached_environment(told: Mapping[str, Any]) -> dict[str, str]:
 @contextmanager
 def workers_unwatched() -> Iterator[None]:
     """Let processes that start meanwhile, a loader's workers, protect files and watch nothing."""
-    told = os.environ.get(ATTACH_VARIABLE)
+    attached = os.environ.get(ATTACH_VARIABLE)
     unwatch_children()
     try:
         yield
     finally:
-        if told is not None:
-            os.environ[ATTACH_VARIABLE] = told
+        if attached is not None:
+            os.environ[ATTACH_VARIABLE] = attached
 
 
 def unwatch_children() -> None:
     """Let processes that this one starts from now on protect files at the most."""
-    told = os.environ.pop(ATTACH_VARIABLE, None)
-    folder = None if told is None else json.loads(told).get("folder")
+    attached = os.environ.pop(ATTACH_VARIABLE, None)
+    folder = None if attached is None else json.loads(attached).get("folder")
     if folder is not None:
         os.environ[ATTACH_VARIABLE] = json.dumps({"folder": folder})
 

@@ -187,19 +187,19 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        beside.unlink(
+        temporary.unlink(
             missing_ok=True
         )  # of a process that was killed; or a link that leads elsewhere
-        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:  # noqa: PTH123 - a descriptor
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:  # noqa: PTH123 - a descriptor
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(path)
+        temporary.replace(path)
     except OSError as error:
         with suppress(OSError):
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         raise disk_error(path, error) from error
 
 
@@ -220,11 +220,11 @@ def sync_folder(path: Path) -> None:
 
 def remove_unfinished(folder: Path) -> None:
     """Remove files that `write_atomic` was writing in a folder when its process was killed."""
-    for beside in folder.glob(".?*.*"):
-        number = beside.suffix[1:]
+    for temporary in folder.glob(".?*.*"):
+        number = temporary.suffix[1:]
         if number.isdecimal() and not psutil.pid_exists(int(number)):
             with suppress(OSError):  # another call has removed it
-                beside.unlink()
+                temporary.unlink()
 
 
 def write_model(path: Path, model: BaseModel) -> None:

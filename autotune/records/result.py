@@ -289,7 +289,7 @@ class Diagnosis(FrozenModel):
     """The headline as notes."""
     is_healthy: bool
     """Nothing besides computing takes a tenth of the time, and no measurement promises 5 % more."""
-    standing: Headroom
+    headroom: Headroom
     """Headroom of the current throughput below the ceilings."""
     findings: tuple[Finding, ...]
     """Bottlenecks, largest share first, except that the host comes before the device that waits for

@@ -78,7 +78,7 @@ def render_diagnosis(diagnosis: Diagnosis) -> str:
 
 def describe_present(diagnosis: Diagnosis) -> str:
     """Return the throughput relative to the device's ceiling and what limits it, in a sentence."""
-    headroom = diagnosis.standing
+    headroom = diagnosis.headroom
     evidence = diagnosis.evidence
     run = evidence.measurement
     throughput = show(headroom.samples_per_s, "rate")
@@ -107,7 +107,7 @@ def describe_present(diagnosis: Diagnosis) -> str:
 def _is_device_estimated(diagnosis: Diagnosis) -> bool:
     """Return whether the device's ceiling is an estimate: launching limited it, or it was not measured."""
     measured = diagnosis.evidence.measurement.device_ceiling
-    return measured is None or diagnosis.standing.device_ceiling > measured
+    return measured is None or diagnosis.headroom.device_ceiling > measured
 
 
 def diagnosis_sections(diagnosis: Diagnosis) -> tuple[Section, ...]:
@@ -165,7 +165,7 @@ def _time(diagnosis: Diagnosis) -> tuple[Table, Bullets]:
 
 def _list_figures(diagnosis: Diagnosis) -> dict[str, str]:
     evidence = diagnosis.evidence
-    headroom = diagnosis.standing
+    headroom = diagnosis.headroom
     run = evidence.measurement
     interval = show_interval(*run.samples_per_s_ci, "plain_rate")
     busy = [f"{show(one.fraction, 'share')} ({one_line(one.source)})" for one in run.busy_readings]

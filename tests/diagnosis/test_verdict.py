@@ -167,8 +167,8 @@ def test_host_is_the_limit_of_launches(
         window=make_window(rate, host_ahead_s=0.0),
     )
     found = judge("case", evidence)
-    assert (found.verdict, found.standing.limit) == ("launch", "host")
-    assert found.standing.share_of_device == pytest.approx(busy)
+    assert (found.verdict, found.headroom.limit) == ("launch", "host")
+    assert found.headroom.share_of_device == pytest.approx(busy)
 
 
 def test_headline_without_other_settings() -> None:
@@ -209,4 +209,4 @@ def test_exceeded_ceiling_is_none() -> None:
         found.evidence.measurement.device_ceiling,
     ) == (None, None)
     assert found.evidence.measurement.copy_ceiling == 2000.0
-    assert found.standing.share_of_lower <= 1.05
+    assert found.headroom.share_of_lower <= 1.05

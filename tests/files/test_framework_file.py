@@ -49,7 +49,7 @@ def plan_of(
     file.write_text(content if isinstance(content, str) else json.dumps(content))
     Path("plan.yaml").write_text(config)
     today = read_current(kind, file)
-    plan = read_plan(Path("plan.yaml"), overrides, today=today)
+    plan = read_plan(Path("plan.yaml"), overrides, current=today)
     return plan, [{"code": found.code, **found.figures} for found in notes_of(today, plan)]
 
 

@@ -173,18 +173,18 @@ def test_endless_file() -> None:
 
 
 def test_relative_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    beside, working = tmp_path / "configs", tmp_path / "work"
-    (beside / "sub").mkdir(parents=True)
+    replaced_arguments, working = tmp_path / "configs", tmp_path / "work"
+    (replaced_arguments / "sub").mkdir(parents=True)
     working.mkdir()
-    (beside / "sub" / "a.py").touch()
+    (replaced_arguments / "sub" / "a.py").touch()
     (working / "b.py").touch()
     monkeypatch.chdir(working)
-    path = write(beside, "workload: {model: 'sub/a.py:fn', dataset: 'b.py:fn'}")
+    path = write(replaced_arguments, "workload: {model: 'sub/a.py:fn', dataset: 'b.py:fn'}")
     assert read_plan(path).workload.dataset == Ref(
-        target="b.py:fn", folders=(str(beside), str(working))
+        target="b.py:fn", folders=(str(replaced_arguments), str(working))
     )
-    path = write(beside, "workload: {model: 'pkg.mod:fn', dataset: 'c.py:fn'}")
-    with pytest.raises(ConfigError, match=f"'c.py' .* {beside} or {working}"):
+    path = write(replaced_arguments, "workload: {model: 'pkg.mod:fn', dataset: 'c.py:fn'}")
+    with pytest.raises(ConfigError, match=f"'c.py' .* {replaced_arguments} or {working}"):
         read_plan(path)
 
 

@@ -17,7 +17,7 @@ from tests.golden import assert_golden
 GROUP = TrainingConfig(strategy="ddp", world_size=2)
 SMALL = TrainingConfig(micro_batch_size=2)
 SWITCHED = TrainingConfig(fused=True, cudnn_benchmark=True)
-OWN_LOADER = {"has_loader": True, "beside": ("collate_fn", "batch_sampler")}
+OWN_LOADER = {"has_loader": True, "replaced_arguments": ("collate_fn", "batch_sampler")}
 HF = during_training(framework="transformers.Trainer", names=["logging"])
 LIGHTNING = during_training(framework="Lightning's Trainer", names=["logging"])
 ACCELERATE = prepared_by(framework="accelerate")
@@ -74,7 +74,9 @@ CASES: dict[str, RunSummary] = {
     ),
     "Lightning": summary(TrainingConfig(), LIGHTNING, objects={"has_loader": True}),
     "accelerate with a sampler": summary(
-        TrainingConfig(), ACCELERATE, objects={"has_loader": True, "beside": ("sampler",)}
+        TrainingConfig(),
+        ACCELERATE,
+        objects={"has_loader": True, "replaced_arguments": ("sampler",)},
     ),
 }
 

@@ -597,7 +597,7 @@ def recommended_cases() -> dict[str, RunSummary]:
     """Build a search for each head of a recommended.yaml."""
     group = TrainingConfig(strategy="ddp", world_size=2)
     own: dict[str, Any] = {"has_loader": True}
-    beside = own | {"beside": ("collate_fn", "batch_sampler")}
+    replaced_arguments = own | {"replaced_arguments": ("collate_fn", "batch_sampler")}
     malloc = make_summary().environment.model_copy(
         update={"malloc": ("A=1", "B=2"), "keeps_memory": True}
     )
@@ -616,13 +616,13 @@ def recommended_cases() -> dict[str, RunSummary]:
             TrainingConfig(worker_threads=1, num_workers=2), fixed_batch_size=2
         ),
         "own loader, ddp": recommending(group, own),
-        "own loader, and something beside it": recommending(TrainingConfig(), beside),
+        "own loader, and something beside it": recommending(TrainingConfig(), replaced_arguments),
         "switches, malloc": recommending(TrainingConfig()).model_copy(
             update=switches | {"environment": malloc}
         ),
         "script": make_summary(facts=script, command=("python", "train.py")),
         **{
-            name: recommending(TrainingConfig(fused=True), beside).model_copy(
+            name: recommending(TrainingConfig(fused=True), replaced_arguments).model_copy(
                 update={
                     "notes": (Note(code=code, figures={"framework": name, "names": ["logging"]}),)
                 }

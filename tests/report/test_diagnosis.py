@@ -44,8 +44,11 @@ def test_a_diagnosis_survives_json(name: str) -> None:
 def test_loading_alternates_on_the_cpu_alone() -> None:
     on_cpu = CASES["in-turns"]
     evidence = on_cpu.evidence.model_copy(update={"environment": GPU})
-    beside = on_cpu.model_copy(update={"evidence": evidence})
-    assert ["alternate" in describe_present(one) for one in (on_cpu, beside)] == [True, False]
+    replaced_arguments = on_cpu.model_copy(update={"evidence": evidence})
+    assert ["alternate" in describe_present(one) for one in (on_cpu, replaced_arguments)] == [
+        True,
+        False,
+    ]
 
 
 @pytest.mark.parametrize(("name", "limit"), [("copies-hold", "copying"), ("host-holds", "host")])
@@ -59,9 +62,9 @@ def test_known_limit_needs_no_loader(name: str, limit: str) -> None:
 def test_exceeded_ceiling_has_no_share() -> None:
     """The device alone was measured while other programs had the cores."""
     healthy = CASES["healthy"]
-    standing = healthy.standing.model_copy(update={"share_of_device": 5.36})
+    headroom = healthy.headroom.model_copy(update={"share_of_device": 5.36})
     assert "%" in describe_present(healthy)
-    assert "%" not in describe_present(healthy.model_copy(update={"standing": standing}))
+    assert "%" not in describe_present(healthy.model_copy(update={"headroom": headroom}))
 
 
 TODAYS, FASTER = make_point(658.0), make_point(2820.0, num_workers=16)
@@ -121,7 +124,7 @@ def copying(config: TrainingConfig) -> FakeTrial:
 def test_copies_are_measured_beside_both_sides() -> None:
     launcher = FakeLauncher(copying, noise=0.0)
     diagnosis = autotune.diagnose(object, list, progress=False, launcher=launcher).diagnosis
-    assert diagnosis.evidence.measurement.copy_ceiling == diagnosis.standing.copy_ceiling == 1000.0
+    assert diagnosis.evidence.measurement.copy_ceiling == diagnosis.headroom.copy_ceiling == 1000.0
     assert [point.changes for point in diagnosis.evidence.curves.copy] == [{}, {"pin_memory": True}]
     assert {"pin_memory": True} in [advice.settings for advice in diagnosis.advice]
 

@@ -100,7 +100,7 @@ def test_probe_reads_loader_and_optimizer(is_factory: bool, tmp_path: Path) -> N
         "lr": 0.02,
     }
     assert (objects.has_loader, objects.drop_last, facts.dataset_length) == (True, False, LENGTH)
-    assert objects.beside == ()
+    assert objects.replaced_arguments == ()
     assert (facts.optimizer.name, facts.optimizer.betas) == ("Adam", (0.8, 0.9))
     assert facts.fixed_batch_size is None
 
@@ -115,7 +115,7 @@ def test_parts_next_to_a_loader(has_loader: bool, tmp_path: Path) -> None:
     )
     found = probed(workload, tmp_path).objects
     assert found.has_loader == has_loader
-    assert found.beside == (("collate_fn", "sampler") if has_loader else ())
+    assert found.replaced_arguments == (("collate_fn", "sampler") if has_loader else ())
 
 
 @pytest.mark.parametrize(

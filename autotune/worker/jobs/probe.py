@@ -254,7 +254,7 @@ def probe(
             names=tuple(found),
             has_loader=is_loader,
             drop_last=drops_last(data) if is_loader else None,
-            beside=tuple(
+            replaced_arguments=tuple(
                 name for name in WITH_A_LOADER if is_loader and getattr(workload, name) is not None
             ),
         ),

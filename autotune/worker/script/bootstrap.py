@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 def begin() -> None:
     """Protect files at once and attach once torch is imported, in a Python process of a command."""
-    told = json.loads(os.environ[ATTACH_VARIABLE])
-    if "folder" in told:
+    attached = json.loads(os.environ[ATTACH_VARIABLE])
+    if "folder" in attached:
         from autotune.protocol.disk import TrialFolder
         from autotune.worker.script.files.protection import protect_files
 
-        folder = TrialFolder(Path(told["folder"]))
-        protect_files(folder.overlay, own=[*map(Path, told.get("own_folders", [folder.path]))])
-        if "started" not in told:  # a loader's worker
+        folder = TrialFolder(Path(attached["folder"]))
+        protect_files(folder.overlay, own=[*map(Path, attached.get("own_folders", [folder.path]))])
+        if "started" not in attached:  # a loader's worker
             return
-    after_import("torch", lambda _: _attach(told))
+    after_import("torch", lambda _: _attach(attached))
 
 
 def open_session(
@@ -77,10 +77,10 @@ def overrides_of(job: messages.WorkloadJob) -> Overrides:
     return Overrides(config, job.script, is_switched=is_switched)
 
 
-def _attach(told: dict[str, Any]) -> None:
+def _attach(attached: dict[str, Any]) -> None:
     """Open a session; if that fails, say so and let the script run."""
     try:
-        session = _session_of(told)
+        session = _session_of(attached)
     except Exception as error:  # noqa: BLE001 - the trial's folder is gone, or of another version
         sys.stderr.write(
             f"autotune: could not attach to this process: {type(error).__name__}: {error}\n"
@@ -105,7 +105,7 @@ def _attach(told: dict[str, Any]) -> None:
     atexit.register(on_end)
 
 
-def _session_of(told: dict[str, Any]) -> Session:
+def _session_of(attached: dict[str, Any]) -> Session:
     from autotune.config.plan import ScriptFacts
     from autotune.config.training_config import TrainingConfig
     from autotune.protocol.disk import TrialFolder
@@ -118,9 +118,9 @@ def _session_of(told: dict[str, Any]) -> Session:
     from autotune.worker.script.overrides import Overrides
     from autotune.worker.script.session import Session
 
-    if "folder" in told:
-        folder = TrialFolder(Path(told["folder"]))
-        started = float(told["started"])
+    if "folder" in attached:
+        folder = TrialFolder(Path(attached["folder"]))
+        started = float(attached["started"])
         job: WorkloadJob = read_job(folder.job)  # type: ignore[assignment] # a command's job has a workload
         place = Place(folder, 0, 0)
         dump = HangDump(file=sys.stderr, ends_at=started + job.process.deadline_s)
@@ -129,8 +129,8 @@ def _session_of(told: dict[str, Any]) -> Session:
         except DeviceError as refusal:  # to run on would train otherwise than is to be measured
             place.write(RankReport(result=TrialResult(outcome="invalid", reason=str(refusal))))
             os._exit(1)
-    config = TrainingConfig.model_validate(told["config"])
-    overrides = Overrides(config, ScriptFacts.model_validate(told["script"]), is_trial=False)
+    config = TrainingConfig.model_validate(attached["config"])
+    overrides = Overrides(config, ScriptFacts.model_validate(attached["script"]), is_trial=False)
     overrides.in_process()
     session = Session(None, overrides, Place(TrialFolder(Path()), 0, 0))
     install(session)

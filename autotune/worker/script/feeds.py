@@ -281,7 +281,7 @@ class ScriptFeed:
         """True from an epoch's end until the script begins the next one."""
         self.watches_queue = True
         self.epoch_batches: int | None = length_of(counted.loader)
-        self.beside = SideBatches()
+        self.side_batches = SideBatches()
         """Record of the script's other loaders."""
         self.outside_s = 0.0
         """Seconds so far that were left out, between epochs or for other loaders."""
@@ -351,7 +351,7 @@ class ScriptFeed:
 
     def take_apart_s(self) -> float:
         """Return the seconds that the script's other loaders took since the last batch."""
-        seconds = self.beside.take()
+        seconds = self.side_batches.take()
         self.outside_s += seconds
         return seconds
 
@@ -368,7 +368,7 @@ class ScriptFeed:
         self._is_partial = True
         if not self.has_moved:
             self.has_moved = self.is_moving = True
-            self.beside = SideBatches()
+            self.side_batches = SideBatches()
             self.outside_s = 0.0
             self.epochs = 0
 
@@ -472,11 +472,11 @@ class ScriptFeed:
                 iterator = plain_iter(self.loader)
             self._counted.has_begun_epoch()
             self._iterator = lambda: iterator
-            self.beside.take()
+            self.side_batches.take()
             return 0.0
         self.is_between_epochs = True
         self._conductor.give_error(StopIteration)  # returns when the script asks for a batch again
-        self.beside.take()  # all time between two epochs is left out already
+        self.side_batches.take()  # all time between two epochs is left out already
         return max(0.0, self._asked_again - ended)
 
 

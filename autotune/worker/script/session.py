@@ -310,7 +310,7 @@ def _add_notes(measurement: Measurement, scene: Scene) -> Measurement:
     """Add notes on time outside training and on ranks, and count the host memory of all ranks."""
     feed = scene.feed
     ranks = scene.trainer.config.process_count
-    trained_s = feed.beside.trained_s if isinstance(feed, ScriptFeed) else 0.0
+    trained_s = feed.side_batches.trained_s if isinstance(feed, ScriptFeed) else 0.0
     outside_s = feed.outside_s - trained_s
     notes = measurement.notes
     if outside_s >= _REPORTED_FROM_S:
@@ -331,11 +331,13 @@ def _add_notes(measurement: Measurement, scene: Scene) -> Measurement:
 
 def _notes_on_other_loaders(feed: ScriptFeed, seen: Sightings) -> Iterator[Note]:
     """Yield notes on training loaders other than the one that the probe found."""
-    beside = feed.beside
+    side_batches = feed.side_batches
     site = seen.site_of(feed.loader)
-    if beside.trained_s >= _REPORTED_FROM_S and beside.site is not None:
-        waiting = min(1.0, beside.waited_s / beside.trained_s)
-        yield other_training(place=_place(beside.site), seconds=beside.trained_s, waiting=waiting)
+    if side_batches.trained_s >= _REPORTED_FROM_S and side_batches.site is not None:
+        waiting = min(1.0, side_batches.waited_s / side_batches.trained_s)
+        yield other_training(
+            place=_place(side_batches.site), seconds=side_batches.trained_s, waiting=waiting
+        )
     if feed.has_moved and site is not None:
         yield training_moved(place=_place(site), batch_size=site.batch_size)
 
@@ -599,14 +601,14 @@ class Session:
         feed = self.feed
         if self._loaders.is_evaluated(loader):
             if isinstance(feed, ScriptFeed):
-                feed.beside.begin()
+                feed.side_batches.begin()
             return None
         if isinstance(feed, StepFeed):
             return None
         if feed is not None:
             is_rebuilt = feed.may_be_rebuilt and self.sightings.is_rebuilt_from(loader, feed.loader)
             if loader is not feed.loader and not is_rebuilt:
-                feed.beside.begin()
+                feed.side_batches.begin()
                 return None
             if feed.is_own and not self._has_wrapper:
                 return HeldBatches(self.conductor)
@@ -671,14 +673,14 @@ class Session:
         if loader is feed.loader and not is_side:
             self.sightings.side_batches += self._is_in_step
             self._is_in_step = False
-            feed.beside.on_training()
+            feed.side_batches.on_training()
             feed.ask_of(iterator)
             self._steps_since_asked = 0
             self._asked_at = perf_counter()
             return self.conductor.ask()
         if self._is_another_thread:
             return uncounted(iterator)
-        return self._side_batch(loader, iterator, feed.beside)
+        return self._side_batch(loader, iterator, feed.side_batches)
 
     def _has_moved_to(self, loader: DataLoader[Any], feed: ScriptFeed) -> bool:
         """Return whether the script now trains on another loader than the measured one.
@@ -687,25 +689,25 @@ class Session:
         longer than the limit, the second loader is measured, and the first one's turns are left
         out.
         """
-        if feed.is_own or feed.beside.steps < _STEPS_TO_MOVE:
+        if feed.is_own or feed.side_batches.steps < _STEPS_TO_MOVE:
             return False
         is_remade = feed.may_be_rebuilt and self.sightings.is_remade(loader, feed.loader)
-        return is_remade or (not feed.has_moved and feed.beside.turn_s > _LONGEST_TURN_S)
+        return is_remade or (not feed.has_moved and feed.side_batches.turn_s > _LONGEST_TURN_S)
 
-    def _side_batch(self, loader: DataLoader[Any], iterator: Any, beside: SideBatches) -> Any:
+    def _side_batch(self, loader: DataLoader[Any], iterator: Any, side_batches: SideBatches) -> Any:
         """Return a batch of a loader other than the measured one, and record its wait."""
         # The next steps train on this batch, not on batches that the script kept.
         self._steps_since_asked = 0
         self._is_in_step = torch.is_grad_enabled()
-        if beside.steps == 1:
-            beside.site = self.sightings.site_of(loader) or beside.site
+        if side_batches.steps == 1:
+            side_batches.site = self.sightings.site_of(loader) or side_batches.site
         asked = perf_counter()
         try:
             batch = uncounted(iterator)
         except StopIteration:
-            beside.end()
+            side_batches.end()
             raise
-        beside.on_batch(perf_counter() - asked)
+        side_batches.on_batch(perf_counter() - asked)
         return batch
 
     # Steps
@@ -732,7 +734,7 @@ class Session:
         if isinstance(self.feed, StepFeed):
             self.feed.has_trained()
         elif self.feed is not None and not self._is_another_thread:
-            self.feed.beside.on_step()
+            self.feed.side_batches.on_step()
         if self.trainer is not None:
             if optimizer is self.trainer.optimizer:
                 self.trainer.accumulated = 0
@@ -751,7 +753,7 @@ class Session:
         self._steps_since_asked += 1
         if self._steps_since_asked > feed.batches + STEPS_BEYOND_BATCHES:
             feed.is_dry = True
-            feed.beside.add(perf_counter() - self._asked_at)
+            feed.side_batches.add(perf_counter() - self._asked_at)
             self._drive_by_forward()
 
     def on_loss(self, loss: Tensor) -> None:
