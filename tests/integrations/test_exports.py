@@ -230,6 +230,8 @@ if accelerator.is_main_process:
         "compiler": str(state.dynamo_plugin.backend.value),
     }))
 accelerator.end_training()
+sys.stdout.flush()
+os._exit(0)  # gloo's threads now and then abort an interpreter that ends by itself
 """
 
 
