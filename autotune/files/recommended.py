@@ -103,12 +103,12 @@ _TRAINER_HEADER = """\
 {use}#     export.dropped, export.defaults  # what that does not carry, and what {framework} does otherwise by itself
 #
 # Or in a shell: autotune export <this file, or its folder> --to {target}
-{beside}#
+{replaced}#
 {taken_off}{malloc}# `settings` is what is read back; everything below it is the evidence, rounded.
 
 """
-_TRAINER_BESIDE = """\
-# The search had next to your loader, which must be made with it: {beside}.
+_TRAINER_ARGUMENTS = """\
+# The search had next to your loader, which must be made with it: {replaced}.
 """
 _TRAINERS = {
     "transformers.Trainer": "hf",
@@ -160,8 +160,8 @@ _LOADERS = {
     "loader": """\
 #     loader = config.loader(loader)  # a copy of your own, with these settings
 """,
-    "beside": """\
-#     loader = ...  # yours, made with what the search used with it: {beside}
+    "replaced": """\
+#     loader = ...  # yours, made with what the search used with it: {replaced}
 #     loader = config.loader(loader)  # a copy of it, with these settings
 """,
     "tokens": """\
@@ -221,7 +221,7 @@ def header_of(summary: RunSummary, recommendation: Recommendation) -> str:
     template = _TRAINER_HEADER if target else _HEADER
     if facts.script is not None:
         template = _SCRIPT_HEADER
-    beside = _beside(facts, config)
+    replaced = _replaced_arguments(facts, config)
     return template.format(
         version=summary.autotune_version,
         name=_printable(summary.name),
@@ -238,7 +238,7 @@ def header_of(summary: RunSummary, recommendation: Recommendation) -> str:
         kind=_printable(summary.environment.device.partition(":")[0]),
         optimizer=f', optimizer="{_printable(facts.optimizer.name)}"' if config.fused else "",
         use=_USES.get(target, ""),
-        beside=_TRAINER_BESIDE.format(beside=beside) if beside else "",
+        replaced=_TRAINER_ARGUMENTS.format(replaced=replaced) if replaced else "",
     )
 
 
@@ -264,13 +264,15 @@ def _loader(facts: WorkloadFacts, config: TrainingConfig) -> str:
     lines = _LOADERS[_loader_of(facts, config)]
     threads = "" if config.worker_threads is None else _WORKER_THREADS
     made = lines.format(
-        max_tokens=config.loader_max_tokens, beside=_beside(facts, config), threads=threads
+        max_tokens=config.loader_max_tokens,
+        replaced=_replaced_arguments(facts, config),
+        threads=threads,
     )
     is_whole = facts.objects.has_loader and config.process_count > 1 and not facts.is_iterable
     return made + _SHARES if is_whole else made
 
 
-def _beside(facts: WorkloadFacts, config: TrainingConfig) -> str:
+def _replaced_arguments(facts: WorkloadFacts, config: TrainingConfig) -> str:
     """Return the arguments given next to a DataLoader, with the size for a batch sampler; "" without any."""
     size = f"batch_size={config.loader_batch_size}"
     if facts.has_token_budget:
@@ -282,7 +284,7 @@ def _beside(facts: WorkloadFacts, config: TrainingConfig) -> str:
 
 def _loader_of(facts: WorkloadFacts, config: TrainingConfig) -> str:
     if facts.objects.has_loader:
-        return "beside" if facts.objects.replaced_arguments else "loader"
+        return "replaced" if facts.objects.replaced_arguments else "loader"
     if facts.has_token_budget:
         return "tokens"
     if facts.fixed_batch_size is not None:

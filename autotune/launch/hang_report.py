@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 BlockedIn = Literal["user_code", "unknown", "autotune", "user_collective", "collective"]
-"""Where a rank was: user_code: in that or what it calls; user_collective: waiting for other ranks as
+"""Position of a rank: user_code: in that or what it calls; user_collective: waiting for other ranks as
 the user's code asked for; collective: in a wait that all ranks come to."""
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x.*\(most recent call first\):$", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)

@@ -233,7 +233,7 @@ class TrialRunner:
         disturbance = disturbance_of(report, exit_)
         left_s = job.process.deadline_s - exit_.wall_s
         if disturbance is not None and report.curves is None and left_s >= exit_.wall_s:
-            again, _ = self._run_once(f"{name}-anew", job.within(left_s), should_end)
+            again, _ = self._run_once(f"{name}-rerun", job.within(left_s), should_end)
             report = with_note(again, disturbance)
 
         failure = report.result.failure

@@ -31,7 +31,7 @@ _CAUTIONS = {
     "amp_dtype": "check that the loss still falls as before",
     "in_order": "batches come in another order, so two runs of one seed differ",
 }
-"""What to check after changing a setting."""
+"""Advice on what to check after changing a setting."""
 
 
 class AdviceText(NamedTuple):

@@ -224,7 +224,7 @@ class PreloadResult(FrozenModel):
     preloaded: int = 0
     """Names, from the first on, after which the process was still fit."""
     reason: Literal["threads", "device", "processes", "hang", "end"] | None = None
-    """What the process has now; or that an import hangs, or has ended the process. None: it is fit.
+    """Fault found: what the process has now, or that an import hangs or has ended it. None: it is fit.
     processes: children, which the end of a trial would end too."""
     culprit: str | None = None
     """The top-level package whose import brought that; None if it hangs or ends before any."""

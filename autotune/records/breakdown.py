@@ -45,7 +45,7 @@ class StepTimes:
     restart_s: float
     """The restart of its epoch, divided by the epoch's batches."""
     exchange_s: float = 0.0
-    """What gradient exchange adds, if the profiled steps were without it."""
+    """Time that gradient exchange adds, if the profiled steps were without it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -148,7 +148,7 @@ Bottleneck = Literal[
     "threads",
     "unknown",
 ]
-"""What limits throughput: an item's CPU work, its I/O waits, its slow tail; short epochs; copies;
+"""Limits of throughput: an item's CPU work, its I/O waits, its slow tail; short epochs; copies;
 computing; launching operations; the script's work between them; synchronization before further
 launches; memory bandwidth; CPU oversubscription."""
 
@@ -245,7 +245,7 @@ class Finding(FrozenModel):
     """A bottleneck, with the figures that show it."""
 
     bottleneck: Bottleneck
-    """What limits training."""
+    """The limit of training."""
     share: float
     """Share of the wall time that it takes, or that it adds to the run; findings are sorted by
     it."""

@@ -45,7 +45,7 @@ def test_a_trial_that_was_disturbed_is_measured_anew_and_says_so(
     assert result.measurement is not None
     assert result.measurement.notes == (note,)
     assert Path("happened").exists()
-    assert (rig.folder / "trial-anew.log").exists()
+    assert (rig.folder / "trial-rerun.log").exists()
     assert not rig.left_over()
 
 

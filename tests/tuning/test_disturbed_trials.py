@@ -35,11 +35,11 @@ class StoppingLauncher(FakeLauncher):
 def test_stopped_window_is_measured_again(
     tmp_path: Path,
 ) -> None:
-    launcher = StoppingLauncher(stopped={"trial-000", "trial-002", "trial-002-anew"})
+    launcher = StoppingLauncher(stopped={"trial-000", "trial-002", "trial-002-rerun"})
     result = fake_search(tmp_path, n_trials=4, launcher=launcher)
-    assert [name for name in launcher.names if name.endswith("-anew")] == [
-        "trial-000-anew",
-        "trial-002-anew",
+    assert [name for name in launcher.names if name.endswith("-rerun")] == [
+        "trial-000-rerun",
+        "trial-002-rerun",
     ]
     told = [known.figures for known in result.summary.notes if known.code == "trial_disturbed"]
     anew = rerun_after_signal(why="stopped")
