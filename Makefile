@@ -26,6 +26,9 @@ READY := $(VENV)/.ready
 # Seconds of the demo.
 DEMO_S ?= 150
 
+# A file's tests stay together, in order. A process that dies ends the run: xdist never ends if it replaces one.
+DIST := --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The tests start dozens of interpreters; what is compiled is kept.
 unexport PYTHONDONTWRITEBYTECODE
@@ -57,14 +60,14 @@ demo: $(READY)
 	$(BIN)/autotune run configs/quickstart.yaml --fresh --set budget.timeout_s=$(DEMO_S)
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not slow and not gpu and not integrations' \
+	$(BIN)/python -m pytest -n 2 $(DIST) -m 'not slow and not gpu and not integrations' \
 		--durations 15
 
 test-all: $(READY)
 	$(call run-tests,$(BIN))
 
 define run-tests
-	$(1)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not quiet and not gpu and not integrations' \
+	$(1)/python -m pytest -n 2 $(DIST) -m 'not quiet and not gpu and not integrations' \
 		--hypothesis-profile thorough --durations 15
 	$(1)/python -m pytest -m 'quiet or gpu' --durations 15 $(ALONE)
 endef

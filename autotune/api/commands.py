@@ -308,14 +308,13 @@ def apply_command(path: Path, command: Sequence[str], *, only_print: bool = Fals
     sys.stdout.flush()
     sys.stderr.write(f"autotune: starting {shlex.join(words)} with the recommended settings\n")
     sys.stderr.flush()
-    signal.signal(
-        signal.SIGPIPE, signal.SIG_DFL
-    )  # Python ignores it, and what is started would go on ignoring it
+    # Python ignores this signal, and the program that is started would go on ignoring it.
+    before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         os.execvpe(words[0], list(words), {**os.environ, **environment})  # noqa: S606 - no shell: the user's own words
     except OSError as error:
+        signal.signal(signal.SIGPIPE, before)
         raise ConfigError(
             f"a command must name a program that can be started, but {words[0]!r} can't be "
-            f"({error.strerror}); check "
-            "its path"
+            f"({error.strerror}); check its path"
         ) from error

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import socket
+from array import array
 from collections import deque
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
@@ -24,6 +25,8 @@ _LONGEST_LINE_BYTES = 4 * 1024 * 1024
 """A server is asked to import some thousand modules. Source: our own convention."""
 _SEND_WITHIN_S = 30.0
 """Seconds in which the other end must take a message. Source: our own convention."""
+_NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
+"""A lost connection raises even in a script that lets SIGPIPE end its process (send(2))."""
 
 
 class Channel:
@@ -61,8 +64,10 @@ class Channel:
         data = json.dumps(message).encode() + b"\n"
         self._connection.settimeout(within_s)
         if descriptors:
-            data = data[socket.send_fds(self._connection, [data], descriptors) :]
-        self._connection.sendall(data)
+            # socket.send_fds ignores its flags
+            passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))]
+            data = data[self._connection.sendmsg([data], passed, _NO_SIGNAL) :]
+        self._connection.sendall(data, _NO_SIGNAL)
 
     def receive(self, within_s: float | None, *, descriptors: int = 0) -> dict[str, Any] | None:
         """Return the next message; None if none has come whole after one read.

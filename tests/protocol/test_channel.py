@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,6 +63,20 @@ def test_an_end_that_is_gone_is_noticed_after_its_messages(
         channel.receive(None)
     with pytest.raises(OSError, match="Broken pipe"):
         channel.send({})
+
+
+@pytest.mark.parametrize("descriptors", [(), (0,)])
+def test_a_lost_end_spares_a_process_that_dies_of_closed_pipes(
+    ends: tuple[Channel, socket.socket], descriptors: tuple[int, ...]
+) -> None:
+    channel, theirs = ends
+    theirs.close()
+    before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as many scripts do
+    try:
+        with pytest.raises(BrokenPipeError):
+            channel.send({}, *descriptors)
+    finally:
+        signal.signal(signal.SIGPIPE, before)
 
 
 def test_a_line_without_end_is_not_kept(ends: tuple[Channel, socket.socket]) -> None:
