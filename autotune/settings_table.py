@@ -34,6 +34,7 @@ _OWN_INIT_FN = (
 )
 _KEEPS_ORDER = "its loader keeps the order"
 _PERSIST_BY_THEMSELVES = "its workers persist by themselves"
+_CHECK_THE_LOSS = "check that the loss still falls as before"
 
 Side = Literal["loader", "device", "copy"]
 """Part of a training that is measured alone."""
@@ -90,7 +91,7 @@ class Setting:
     _: KW_ONLY
     neutral: SettingValue = None
     """The value without an effect: the field's default, which is torch's own."""
-    torch_value: Callable[[TrainingConfig], object] | None = None
+    torch_value: Callable[[TrainingConfig], SettingValue] | None = None
     """Return the value that torch takes where None leaves it to torch; None: nobody needs to know
     it."""
     sides: tuple[Side, ...] = ("device",)
@@ -112,6 +113,10 @@ class Setting:
     found for a shape, by whichever way it came to them, so a second value would be measured with
     the first one's. Source: torch, ATen/native/cudnn/Conv_v8.cpp, where the key of benchmark_cache
     does not hold the switch."""
+    is_guarded: bool = False
+    """True if the precision guard compares its values with float32."""
+    spares_host: bool = False
+    """True if turning it on leaves the host less work for each sample."""
     explains: Literal["often", "rarely"] | None = None
     """Frequency with which it alone explains a failure, since torch runs other code for each value;
     None: never."""
@@ -122,6 +127,12 @@ class Setting:
     memory: Memory | None = None
     words: Callable[[TrainingConfig], str] | None = None
     """Describe its value in a few words; None: it has none of its own."""
+    worded_by: str | None = None
+    """The setting whose words describe this one too."""
+    is_always_named: bool = False
+    """True to describe it even if it has torch's default."""
+    caution: str | None = None
+    """Advice on what to check after changing it."""
     elsewhere: str | None = None
     """Remedy if a framework can't take it; None: an argument in the user's own loop."""
     names: Mapping[str, Name] = field(default_factory=dict)
@@ -145,14 +156,14 @@ class Setting:
         return "loader" in self.sides and "device" not in self.sides
 
     @property
+    def is_of_batch(self) -> bool:
+        """True if it sets the size of a micro batch."""
+        return "loader" in self.sides and self.is_in_curves
+
+    @property
     def is_of_kernels(self) -> bool:
         """True if the device runs other kernels for each value."""
         return self.explains is not None and "loader" not in self.sides and not self.is_of_ddp
-
-
-def name_group(strategy: str, world_size: int) -> str:
-    """Name a strategy with its devices: "one device", "ddp × 2"."""  # noqa: RUF002 - a times sign
-    return "one device" if strategy == "single" else f"{strategy} × {world_size}"  # noqa: RUF001 - a times sign
 
 
 def format_ddp(config: TrainingConfig) -> str:
@@ -207,6 +218,8 @@ SETTINGS = (
             Effect({"shortfall": 0.07}, _log_batch, length=2.0),
         ),
         words=_name_batch,
+        is_always_named=True,
+        caution="scale the learning rate with the batch",
         elsewhere="your DataLoader takes it: batch_size={value!r}",
         names={
             "hf": Name("per_device_train_batch_size", own=8),
@@ -221,6 +234,7 @@ SETTINGS = (
         sides=("loader", "device"),
         tried=lambda ranges: ranges.token_budgets,
         is_in_curves=True,
+        worded_by="micro_batch_size",
         elsewhere="your own batch sampler takes it: max_tokens={value!r}",
         reasons={
             "hf": "give your Trainer a get_train_dataloader whose loader has your own batch sampler, made with "
@@ -240,6 +254,7 @@ SETTINGS = (
             Effect({"samples": 0.05}, lambda config: log2(config.grad_accum_steps), length=2.0),
         ),
         memory=Memory(0.1, lambda config: config.grad_accum_steps > 1),
+        worded_by="micro_batch_size",
         elsewhere="your loop makes {value} backward passes for one optimizer step",
         names={
             "hf": Name("gradient_accumulation_steps"),
@@ -270,6 +285,7 @@ SETTINGS = (
             Effect({"items": 0.6}, lambda config: config.num_workers > 0),
         ),
         words=_name_workers,
+        is_always_named=True,
         names={
             "hf": Name("dataloader_num_workers"),
             "timm": Name("workers"),
@@ -287,6 +303,7 @@ SETTINGS = (
             )
         },
         is_in_curves=True,
+        is_guarded=True,
         explains="often",
         effects=(
             Effect({"samples": 0.4, "per_micro_batch": 0.24}, _half),
@@ -294,11 +311,14 @@ SETTINGS = (
             Effect({"samples": 0.3, "per_micro_batch": 0.18, "launching": 0.3, "shortfall": 0.05}),
         ),
         words=lambda config: config.amp_dtype,
+        is_always_named=True,
+        caution=_CHECK_THE_LOSS,
     ),
     Setting(
         "compile",
         neutral=False,
         tried=lambda ranges: (False, ranges.baseline.compile),
+        is_guarded=True,
         explains="often",
         effects=(
             Effect(
@@ -328,6 +348,7 @@ SETTINGS = (
             )
         },
         is_kept=True,
+        is_guarded=True,
         explains="often",
         memory=Memory(0.3, lambda config: config.records_graphs),
         words=lambda config: config.compile_mode,
@@ -376,6 +397,7 @@ SETTINGS = (
         },
         is_kept=True,
         is_in_curves=True,
+        spares_host=True,
         explains="rarely",
         guess=True,
         effects=(Effect({"samples": 0.05, "per_step": 0.5, "launching": 0.2}),),
@@ -420,6 +442,7 @@ SETTINGS = (
         tried=lambda ranges: (False, ranges.environment.device_kind not in {"cpu", "mps"}),
         idle={"no_copy_to_accelerator": lambda _, __, machine: machine.has_only_ram},
         is_kept=True,
+        spares_host=True,
         guess=True,
         effects=(Effect({"items": 0.1, "copies": 0.7, "hidden": 0.7, "taking": 0.5}),),
         words=lambda config: "pinned" if config.pin_memory else "not pinned",
@@ -458,6 +481,7 @@ SETTINGS = (
         is_kept=True,
         effects=(Effect({"items": 0.4}, lambda config: config.in_order or config.num_workers < 2),),
         words=lambda config: "in order" if config.in_order else "out of order",
+        caution="batches come in another order, so two runs of one seed differ",
         names={"hf": Name("dataloader_in_order", kind="flag", is_rare=True)},
         reasons={"timm": _KEEPS_ORDER, "axolotl": _KEEPS_ORDER, "ultralytics": _KEEPS_ORDER},
     ),
@@ -551,6 +575,7 @@ SETTINGS = (
                 length=2.0,
             ),
         ),
+        worded_by="strategy",
         elsewhere="start {value} processes: torchrun --nproc-per-node {value}",
         reasons={
             "accelerate": "accelerate launch starts one process on a CPU, unless mpirun_config has a hostfile; start "
@@ -571,7 +596,7 @@ SETTINGS = (
             Effect({"items": 0.3, "samples": 0.3, "copies": 0.3, "launching": 0.3}),
             Effect({"shortfall": 0.1}, lambda config: (config.strategy, config.world_size)),
         ),
-        words=lambda config: name_group(config.strategy, config.world_size),
+        words=lambda config: config.group_name,
         elsewhere="it has no DataParallel; search again with strategy ddp",
         reasons={
             "hf": "its Trainer takes DataParallel by itself over all GPUs that one process sees: CUDA_VISIBLE_DEVICES "
@@ -644,6 +669,7 @@ SETTINGS = (
     Setting(
         "ddp.comm_hook",
         tried=lambda ranges: (None, *ranges.hooks, ranges.ddp.comm_hook),
+        caution=_CHECK_THE_LOSS,
         explains="often",
         elsewhere="DistributedDataParallel takes it: register_comm_hook, for {value}",
         reasons={
@@ -696,3 +722,14 @@ SETTINGS = (
 )
 BY_NAME = {setting.name: setting for setting in SETTINGS}
 """The settings by name."""
+BATCH_SETTINGS = frozenset(setting.name for setting in SETTINGS if setting.is_of_batch)
+"""Settings of the size of a micro batch: in samples, and in tokens."""
+
+
+def must_be_neutral(values: Mapping[str, object]) -> frozenset[str]:
+    """Return the settings that need another one which is off in these values."""
+    return frozenset(
+        setting.name
+        for setting in SETTINGS
+        if setting.needs is not None and not values.get(setting.needs, True)
+    )

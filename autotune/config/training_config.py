@@ -203,12 +203,39 @@ class TrainingConfig(FrozenModel):
     @property
     def process_count(self) -> int:
         """Number of training processes: one per rank under ddp, else one."""
-        return self.world_size if self.strategy == "ddp" else 1
+        return self.world_size if self.is_ddp else 1
+
+    @property
+    def is_ddp(self) -> bool:
+        """True under DistributedDataParallel."""
+        return self.strategy == "ddp"
+
+    @property
+    def is_group(self) -> bool:
+        """True for several devices."""
+        return self.world_size > 1
+
+    @property
+    def group_name(self) -> str:
+        """Strategy and devices in words: "one device", "ddp × 2"."""  # noqa: RUF002 - a times sign
+        if self.strategy == "single":
+            return "one device"
+        return f"{self.strategy} × {self.world_size}"  # noqa: RUF001 - a times sign
+
+    @property
+    def has_workers(self) -> bool:
+        """True if loader workers load the batches, not the training process."""
+        return self.num_workers > 0
+
+    @property
+    def loading_processes(self) -> int:
+        """Number of processes that load for one training process: its workers, or itself."""
+        return max(1, self.num_workers)
 
     @property
     def loader_batch_size(self) -> int:
         """Samples in a batch that one process loads; under dp it loads for all devices."""
-        return self.micro_batch_size * self.world_size // self.process_count
+        return self.group_batch_size // self.process_count
 
     @property
     def loader_max_tokens(self) -> int | None:
@@ -220,7 +247,16 @@ class TrainingConfig(FrozenModel):
     @property
     def global_batch_size(self) -> int:
         """Samples per optimizer step over all ranks; an average with a token budget."""
-        return self.micro_batch_size * self.grad_accum_steps * self.world_size
+        return self.group_batch_size * self.grad_accum_steps
+
+    @property
+    def group_batch_size(self) -> int:
+        """Samples per forward and backward pass over all ranks."""
+        return self.micro_batch_size * self.world_size
+
+    def without_workers(self) -> TrainingConfig:
+        """Return the same settings without loader workers."""
+        return self.model_copy(update={"num_workers": 0, **NEUTRAL_WITHOUT_WORKERS})
 
     def global_batch_ratio(self, other: TrainingConfig) -> float:
         """Return this global batch divided by another's, in tokens if both have a budget, else in samples."""
@@ -242,7 +278,7 @@ class TrainingConfig(FrozenModel):
     @property
     def batches_per_worker(self) -> int:
         """Batches that each worker loads in advance; 0 without workers."""
-        if self.num_workers == 0:
+        if not self.has_workers:
             return 0
         return self.prefetch_factor or TORCH_PREFETCH_FACTOR
 
@@ -356,7 +392,7 @@ class TrainingConfig(FrozenModel):
         is_static = self.ddp is not None and self.ddp.static_graph
         # A compiled model passes no_sync on.
         no_sync = None
-        if self.strategy == "ddp" and not is_static:
+        if self.is_ddp and not is_static:
             no_sync = getattr(model, "no_sync", None)
         return Accumulator(
             optimizer=optimizer,

@@ -55,6 +55,7 @@ from autotune.records.result import (
     changed_settings,
     is_single,
 )
+from autotune.settings_table import BATCH_SETTINGS
 from autotune.space import constraints as rules
 from autotune.space.ranges import most_workers, whole_numbers
 from autotune.space.scaling import with_batch
@@ -138,7 +139,9 @@ def list_variations(space: ResolvedSpace, run: Measurement) -> list[TrainingConf
         book.keep(side, own, getattr(ceilings, side))
     changes: list[Mapping[str, object]] = []
     if not is_loader_out_of_reach(space, book):
-        changes += _loader_changes(space, run)
+        changes += (
+            {"persistent_workers": True, **loader} for loader in _loader_changes(space, run)
+        )
     if not is_device_out_of_reach(space, book, by_cores=_loader_by_cores(space, run.loader_costs)):
         changes += _device_changes(space)
     changed = [{**own.model_dump(), **change} for change in changes]
@@ -178,21 +181,16 @@ def _loader_changes(space: ResolvedSpace, run: Measurement) -> Iterator[Mapping[
     }
     counts -= {own.num_workers} if _may_do_with_one(own, run) else {own.num_workers, 0, 1}
     by_workers = by_promise(counts, max(1, cores // sharing))
-    yield from (_with_workers(count) for count in by_workers if count > 1)
+    loaders = [{"num_workers": count} for count in by_workers]
+    yield from (loader for loader in loaders if loader["num_workers"] > 1)
     if own.num_workers > 1 and len({*space.domains["in_order"]}) > 1:
-        yield from (
-            {"in_order": value, "persistent_workers": True} for value in space.domains["in_order"]
-        )
-    if own.num_workers > 0:
+        yield from ({"in_order": value} for value in space.domains["in_order"])
+    if own.has_workers:
         threads = sorted(whole_numbers(space.domains["worker_threads"]))
-        yield from ({"worker_threads": count, "persistent_workers": True} for count in threads[:1])
+        yield from ({"worker_threads": count} for count in threads[:1])
         if run.breakdown is None or run.breakdown.restart_fraction >= LEAST_GAIN:
-            yield {"persistent_workers": True}
-    yield from (_with_workers(count) for count in by_workers if count <= 1)
-
-
-def _with_workers(count: int) -> Mapping[str, object]:
-    return {"num_workers": count, "persistent_workers": count > 0}
+            yield {}  # workers that persist
+    yield from (loader for loader in loaders if loader["num_workers"] <= 1)
 
 
 def _may_do_with_one(own: TrainingConfig, run: Measurement) -> bool:
@@ -337,8 +335,8 @@ def _memory(evidence: Evidence, less_per_sample: float = 0.0) -> MemoryModel:
     in_ram = evidence.environment.has_only_ram
     peaks = [Peak(evidence.config, evidence.measurement.peak_memory_bytes)]
     for point in evidence.curves.device:
-        if point.peak_memory_bytes is not None and {*point.changes} <= {"micro_batch_size"}:
-            config = apply_changes(evidence, point).model_copy(update={"num_workers": 0})
+        if point.peak_memory_bytes is not None and point.changes.keys() <= BATCH_SETTINGS:
+            config = apply_changes(evidence, point).without_workers()
             peaks.append(Peak(config, point.peak_memory_bytes, "alone" if in_ram else "trial"))
     rest = [
         one._replace(
@@ -538,7 +536,7 @@ def _waiting(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
     """Advise shorter waits, or more workers to wait in parallel, unless the workers suffice."""
     wanted = device_ceiling(evidence)
     tried = [apply_changes(evidence, point) for point in advisable_points(evidence, "loader")]
-    workers = max(1, *(config.num_workers for config in (evidence.config, *tried)))
+    workers = max(config.loading_processes for config in (evidence.config, *tried))
     workers_needed = ceil(wanted * costs.item_s)
     if workers / wanted < costs.item_s:
         more = workers_needed if workers_needed > workers and evidence.facts.is_sharded else None
@@ -570,9 +568,7 @@ def _shard_stream(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
 def _slow_tail(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
     """Advise to speed up the slowest items."""
     sample_s = with_collating(evidence, costs, costs.item_s * (1.0 - costs.slow_tail_fraction))
-    loader = max(
-        max(1, evidence.config.num_workers) / max(sample_s, 1e-9), loader_ceiling(evidence)
-    )
+    loader = max(evidence.config.loading_processes / max(sample_s, 1e-9), loader_ceiling(evidence))
     expected = join_rates(evidence, loader, device_ceiling(evidence))
     words = messages.fix_slowest_items(
         item_slowest_s=costs.item_slowest_s,
@@ -604,7 +600,7 @@ def _worker_threads(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
     )
     is_gain_known = allowed * POLICY.trials.near_ceiling > present
     words = messages.one_thread_per_worker(
-        settings={"worker_threads": 1} if evidence.config.num_workers else {},
+        settings={"worker_threads": 1} if evidence.config.has_workers else {},
         item_cpu_s=costs.item_cpu_s,
         allowed_samples_per_s=allowed,
         cores=cores,
@@ -753,8 +749,8 @@ def _computing(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
     most = None
     if roofline is not None and roofline.flops > 0:
         # throughput is that of all devices together
-        batch = evidence.config.micro_batch_size * evidence.config.world_size
-        product_s = roofline.flops / roofline.peak_flops_per_s / batch
+        group_batch = evidence.config.group_batch_size
+        product_s = roofline.flops / roofline.peak_flops_per_s / group_batch
         most = max(0.0, 1.0 / max(1.0 - finding.share + present * product_s, 1e-3) - 1.0)
     peak = cast("float | None", finding.figures.get("peak_fraction"))
     words = messages.make_step_cheaper(share=finding.share, peak_fraction=peak, most_gain=most)

@@ -11,6 +11,7 @@ from autotune.diagnosis.advice import LEAST_GAIN, rank_advice
 from autotune.messages import diagnosis as messages
 from autotune.models.forecast import (
     advisable_points,
+    apply_changes,
     copy_ceilings,
     device_ceiling,
     loader_ceiling,
@@ -27,6 +28,7 @@ from autotune.records.breakdown import Share, TimeBreakdown
 from autotune.records.ceilings import CeilingBook, Headroom, headroom_of
 from autotune.records.measurement import MemoryLimits, keep_ceilings, note_on_load
 from autotune.records.result import Advice, Bottleneck, Diagnosis, Evidence, Finding
+from autotune.settings_table import BATCH_SETTINGS
 from autotune.tuning.outcomes import busy_while_host_bound, is_host_bound
 from autotune.tuning.probe import with_settled_ceilings
 from autotune.version import __version__
@@ -151,10 +153,10 @@ def fixed_step_share(evidence: Evidence) -> float:
     than three batches were measured.
     """
     own = evidence.config.micro_batch_size
-    ceilings: dict[object, float] = {own: device_ceiling(evidence)} | {
-        point.changes.get("micro_batch_size", own): point.ceiling.samples_per_s
+    ceilings = {own: device_ceiling(evidence)} | {
+        apply_changes(evidence, point).micro_batch_size: point.ceiling.samples_per_s
         for point in evidence.curves.device
-        if point.ceiling and point.changes.keys() <= {"micro_batch_size", "max_tokens"}
+        if point.ceiling and point.changes.keys() <= BATCH_SETTINGS
     }
     if len(ceilings) < _FEWEST_BATCHES:
         return 0.0
@@ -253,7 +255,7 @@ def _between_operators(evidence: Evidence, compute: float, idle: float) -> Findi
     of the host, as launching is.
     """
     run = evidence.measurement
-    loop_batch_s = evidence.config.micro_batch_size * evidence.config.world_size / run.samples_per_s
+    loop_batch_s = evidence.config.group_batch_size / run.samples_per_s
     operators = 0 if evidence.curves.roofline is None else evidence.curves.roofline.operators
     if operators:
         outside_s = idle * loop_batch_s - (run.window.take_s or 0.0)
@@ -285,7 +287,7 @@ def _device_work(evidence: Evidence, share: float) -> Finding:
     roofline = evidence.curves.roofline
     peak = None
     if roofline is not None and roofline.flops > 0:
-        batches_per_s = 1.0 / _batch_s(evidence) / evidence.config.world_size
+        batches_per_s = device_ceiling(evidence) / evidence.config.group_batch_size
         peak = roofline.flops * batches_per_s / roofline.peak_flops_per_s
     is_measured = evidence.measurement.breakdown is not None
     computing = messages.compute_evidence(share=share, is_measured=is_measured, peak_fraction=peak)

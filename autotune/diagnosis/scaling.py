@@ -46,8 +46,7 @@ from autotune.space.scaling import with_batch
 # The best trial of each strategy with each number of devices.
 
 _T = TypeVar("_T")
-Strategy = Literal["single", "dp", "ddp"]
-_ORDER: tuple[Strategy, ...] = ("single", "dp", "ddp")
+_ORDER = ("single", "dp", "ddp")
 
 
 class StrategyBest(FrozenModel):
@@ -83,8 +82,10 @@ class StrategyBest(FrozenModel):
 class StrategyEntry(FrozenModel):
     """The trials of a strategy with a number of devices."""
 
-    strategy: Strategy
-    world_size: int
+    group: str
+    """Name of the strategy and the devices."""
+    is_group: bool
+    """True for several devices."""
     tried: int
     """Number of trials."""
     best: StrategyBest | None
@@ -104,11 +105,12 @@ def _list_strategies(
         groups[_ORDER.index(record.config.strategy), record.config.world_size].append(record)
     reference = _fastest([record for record in records if record.config.strategy == "single"])
     entries = []
-    for (place, world_size), tried in sorted(groups.items()):
+    for group in sorted(groups):
+        tried = groups[group]
         fastest = _fastest(tried)
         entry = StrategyEntry(
-            strategy=_ORDER[place],
-            world_size=world_size,
+            group=tried[0].config.group_name,
+            is_group=tried[0].config.is_group,
             tried=len(tried),
             best=None if fastest is None else _best(fastest, reference, records, spread),
         )
@@ -215,17 +217,18 @@ def compare_strategies(
     Returns:
         The comparison; None if no trial had more than one device.
     """
-    if all(record.config.world_size == 1 for record in records):
+    if not any(record.config.is_group for record in records):
         return None
     entries = _list_strategies(records, spread)
-    single = next((entry.best for entry in entries if entry.strategy == "single"), None)
+    bests = [entry.best for entry in entries if entry.best is not None]
+    single = next((best for best in bests if best.config.strategy == "single"), None)
     by_own_rate = {
         record.number: record.measurement.samples_per_s
         for record in records
         if record.measurement is not None
     }
     fastest = max(
-        (entry.best for entry in entries if entry.best is not None and entry.world_size > 1),
+        (best for best in bests if best.config.is_group),
         key=lambda best: by_own_rate[best.number],
         default=None,
     )
@@ -489,7 +492,7 @@ def _communication(case: GroupCase) -> Iterator[Advice]:
         yield _fewer_exchanges(case, exchange)
         if not any(config.ddp is not None and config.ddp.comm_hook for config in tried):
             yield _smaller_exchanges(case, exchange)
-    elif all(config.strategy != "ddp" for config in tried):
+    elif not any(config.is_ddp for config in tried):
         yield _advise(case, advice_messages.try_ddp())
 
 

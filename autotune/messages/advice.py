@@ -6,7 +6,7 @@ stop. The function's name is the kind of advice; its argument `settings` holds w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from typing import Literal, NamedTuple, ParamSpec, assert_never
 
@@ -24,14 +24,9 @@ from autotune.messages.units import (
     show_interval,
 )
 from autotune.note import Note
+from autotune.settings_table import BY_NAME
 
 _P = ParamSpec("_P")
-_CAUTIONS = {
-    "micro_batch_size": "scale the learning rate with the batch",
-    "amp_dtype": "check that the loss still falls as before",
-    "in_order": "batches come in another order, so two runs of one seed differ",
-}
-"""Advice on what to check after changing a setting."""
 
 
 class AdviceText(NamedTuple):
@@ -75,6 +70,11 @@ def _set(settings: Mapping[str, object]) -> str:
     return f"Set {show(settings, 'settings')}"
 
 
+def _cautions(settings: Iterable[str]) -> str:
+    """Return what to check after changing these settings; "" if nothing."""
+    return "; ".join(filter(None, (BY_NAME[name].caution for name in settings)))
+
+
 def _gain_interval(low: float, high: float) -> str:
     return f"the 95 % interval of the gain is {show_interval(low, high, 'gain')}"
 
@@ -88,15 +88,14 @@ def set(  # noqa: A001 - the kind of advice
     loader_samples_per_s: float | None = None,
     device_samples_per_s: float | None = None,
 ) -> tuple[str, str]:
-    cautions = [_CAUTIONS[name] for name in settings if name in _CAUTIONS]
-    caution = f" ({'; '.join(cautions)})" if cautions else ""
     sides = {"loader": loader_samples_per_s, "device": device_samples_per_s}
     reached = [
         f"the {side} alone reaches {format_throughput(rate)}"
         for side, rate in sides.items()
         if rate is not None
     ]
-    return f"{_set(settings)}{caution}", ", ".join(reached)
+    cautions = _cautions(settings)
+    return _set(settings) + (f" ({cautions})" if cautions else ""), ", ".join(reached)
 
 
 @_advice
@@ -520,7 +519,7 @@ def checkpoint_activations(
     else:
         effect = (
             f"a batch of {micro_batch_size:,} samples then fits the memory, instead of "
-            f"{own_batch:,} ({_CAUTIONS['micro_batch_size']})"
+            f"{own_batch:,} ({_cautions(['micro_batch_size'])})"
         )
     basis = (
         f"a batch of {samples:,} samples keeps {format_bytes(kept_bytes)} for its backward pass, "
@@ -567,7 +566,7 @@ def more_samples_per_exchange(
 def compress_gradients(
     settings: Mapping[str, object], exchange_s: float, exposed_s: float
 ) -> tuple[str, str]:
-    return f"{_set(settings)}: half the bytes to exchange ({_CAUTIONS['amp_dtype']})", (
+    return f"{_set(settings)}: half the bytes to exchange ({_cautions(settings)})", (
         f"the exchange alone takes {format_short_time(exchange_s)}, {format_short_time(exposed_s)} "
         "of it not hidden; an upper limit, since compressing takes time too"
     )

@@ -93,7 +93,6 @@ from autotune.report.words import (
     shorten,
     without_controls,
 )
-from autotune.settings_table import name_group
 
 # Bottlenecks and advice.
 
@@ -377,14 +376,14 @@ def list_memory_lines(summary: RunSummary) -> tuple[MemoryLine, ...]:
 
 def lines_of_group(summary: RunSummary, lines: Sequence[MemoryLine]) -> tuple[MemoryLine, ...]:
     """Return the lines of all precisions on the recommended strategy and number of devices."""
-    own = _name(_settings(summary))
-    return tuple(line for line in lines if _name(line.config) == own)
+    own = _settings(summary).group_name
+    return tuple(line for line in lines if line.config.group_name == own)
 
 
 def describe_group(own: Sequence[MemoryLine], lines: Sequence[MemoryLine]) -> str:
     """Return which devices and workers the lines `own` hold for; "" or with a leading space."""
     has_others = 0 < len(own) < len(lines)
-    whose = f" They are for {_name(own[0].config)} only." if has_others else ""
+    whose = f" They are for {own[0].config.group_name} only." if has_others else ""
     return whose + "".join(f" {note}" for note in _workers(own))
 
 
@@ -454,8 +453,8 @@ def _memory_row(line: MemoryLine, lines: Sequence[MemoryLine], limit_bytes: int)
         fitting = f"over {farthest:,}"
     # name the devices only if lines differ in them
     name: str = line.config.amp_dtype
-    if len({_name(other.config) for other in lines}) > 1:
-        name += f", {_name(line.config)}"
+    if len({other.config.group_name for other in lines}) > 1:
+        name += f", {line.config.group_name}"
     # without a batch: "199 MiB", "141 MiB + 58.0 MiB for 2 loader workers"
     base = show(line.intercept_bytes - line.workers_bytes, "bytes")
     if line.workers_bytes:
@@ -479,10 +478,6 @@ def _workers(lines: Sequence[MemoryLine]) -> tuple[str, ...]:
 
 def _settings(summary: RunSummary) -> TrainingConfig:
     return summary.baseline if summary.recommendation is None else summary.recommendation.config
-
-
-def _name(config: TrainingConfig) -> str:
-    return name_group(config.strategy, config.world_size)
 
 
 # Several devices: whether they help, their bottlenecks, advice, and each rank's figures.
@@ -512,7 +507,7 @@ def scaling_sections(summary: RunSummary, columns: Sequence[Column]) -> tuple[Se
     comparison = compare_strategies(trials, summary.environment, summary.run_variation)
     if comparison is None:
         return ()
-    group = "" if comparison.fastest is None else _name(comparison.fastest.config)
+    group = "" if comparison.fastest is None else comparison.fastest.config.group_name
     kinds = [
         "failed" if entry.best is None else role_of(entry.best.number, summary)
         for entry in comparison.entries
@@ -555,7 +550,7 @@ def _describe_answer(comparison: StrategyComparison) -> str:
     fastest = comparison.fastest
     if fastest is None:
         tried = format_count(
-            sum(entry.tried for entry in comparison.entries if entry.world_size > 1), "trial"
+            sum(entry.tried for entry in comparison.entries if entry.is_group), "trial"
         )
         return f"Not known: no trial with more than one device ran well ({tried})."
     ratio = fastest.speedup
@@ -570,14 +565,14 @@ def _describe_answer(comparison: StrategyComparison) -> str:
     elif efficiency < 1 - LEAST_SHARE:
         reason = " No measurement explains what limits it."
     return (
-        f"{_HELPS[comparison.helps]}: {_name(fastest.config)} trains {show(ratio.value, 'times')} "
+        f"{_HELPS[comparison.helps]}: {fastest.config.group_name} trains {show(ratio.value, 'times')} "
         f"times as fast as one device ({show_interval(ratio.low, ratio.high, 'times')}), an "
         f"efficiency of {show(efficiency, 'share')}.{reason}"
     )
 
 
 def _strategy_row(entry: StrategyEntry) -> dict[str, str]:
-    row = {"": name_group(entry.strategy, entry.world_size)}
+    row = {"": entry.group}
     best = entry.best
     if best is None:
         return row
@@ -612,10 +607,10 @@ def _ranks_of(
     """Return the section on the recommended group's ranks, or the fastest group's for one device."""
     figures = recommended_figures(summary, columns)
     if summary.recommendation is not None and figures is not None and figures.ranks:
-        return rank_section(figures.ranks, _name(summary.recommendation.config))
+        return rank_section(figures.ranks, summary.recommendation.config.group_name)
     if comparison.fastest is None:
         return ()
-    return rank_section(comparison.fastest.ranks, _name(comparison.fastest.config))
+    return rank_section(comparison.fastest.ranks, comparison.fastest.config.group_name)
 
 
 def _rank_row(rank: RankFigures, device: str) -> dict[str, str]:

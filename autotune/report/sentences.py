@@ -433,7 +433,7 @@ def describe_headroom(summary: RunSummary, columns: Sequence[Column]) -> str:
 
 def _describe_present(figures: Measurement, config: TrainingConfig, device_kind: str) -> str:
     headroom = headroom_in(figures)
-    devices = "this device" if config.world_size == 1 else f"these {config.world_size} devices"
+    devices = f"these {config.world_size} devices" if config.is_group else "this device"
     if headroom is not None:
         share = show_share(headroom.share_of_device)
         limit = describe_limit(headroom, config, device_kind)
@@ -454,16 +454,15 @@ def show_share(share: float) -> str:
 
 def describe_limit(headroom: Headroom, config: TrainingConfig, device_kind: str) -> str:
     """Return the side that limits the loop, as the end of a sentence."""
-    is_one = config.world_size == 1
     match headroom.limit:
         case "loader":
             return "the loader is the bottleneck"
         case "copy":
             return "copying batches to it is the bottleneck"
         case "host":
-            return f"the host that launches {'its' if is_one else 'their'} work is the bottleneck"
+            return f"the host that launches {'their' if config.is_group else 'its'} work is the bottleneck"
         case "device":
-            return f"{'the device itself is' if is_one else 'the devices themselves are'} the bottleneck"
+            return f"{'the devices themselves are' if config.is_group else 'the device itself is'} the bottleneck"
     if not overlaps(config, device_kind):
         return "without workers, loading and computing alternate"
     reached = show_share(headroom.share_of_lower)

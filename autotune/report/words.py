@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from autotune.config.training_config import NEUTRAL_WITHOUT_WORKERS, DdpConfig, TrainingConfig
+from autotune.config.training_config import DdpConfig, TrainingConfig
 from autotune.diagnosis.scaling import Cause
 from autotune.messages.units import NO_VALUE
 from autotune.records.breakdown import Part
 from autotune.records.result import changed_settings
-from autotune.settings_table import SETTINGS, format_ddp
+from autotune.settings_table import BY_NAME, SETTINGS, format_ddp, must_be_neutral
 
 # Text from user code, drivers or file systems, made safe to show.
 
@@ -66,8 +66,6 @@ CAUSES: dict[Cause, str] = {
 """Name of each bottleneck of several devices."""
 INTERVAL = "95 % interval"
 """Head of a column or row of intervals."""
-_ALWAYS = {"micro_batch_size", "num_workers", "amp_dtype"}
-"""Settings that are always shown, even where they have torch's default."""
 
 
 def format_setting(name: str, config: TrainingConfig) -> str:
@@ -78,9 +76,10 @@ def format_setting(name: str, config: TrainingConfig) -> str:
         config: The configuration.
     """
     whole, _, part = name.partition(".")
-    if whole == "ddp" and config.strategy != "ddp":
+    if whole == "ddp" and not config.is_ddp:
         return NO_VALUE
-    if name == "prefetch_factor" and config.num_workers == 0:
+    torch_value = BY_NAME[name].torch_value
+    if torch_value is not None and not torch_value(config):  # torch has none, as without workers
         return NO_VALUE
     if part:
         return format_value(getattr(config.ddp or DdpConfig(), part))
@@ -104,17 +103,14 @@ def describe_settings(config: TrainingConfig, baseline: TrainingConfig | None = 
     With a baseline, only what differs from it; "your settings" if nothing does.
     """
     if baseline is None:
-        shown = _ALWAYS | set(changed_settings(config, TrainingConfig())) - {"lr"}
+        changed = changed_settings(config, TrainingConfig())
+        settings = [one for one in SETTINGS if one.is_always_named or one.name in changed]
+        shown = {one.worded_by or one.name for one in settings if one.sides}
     else:
-        shown = set(changed_settings(config, baseline))
-    if shown & {"grad_accum_steps", "max_tokens"}:
-        shown.add("micro_batch_size")
-    if "world_size" in shown:
-        shown.add("strategy")
-    if config.strategy != "ddp":
+        shown = {BY_NAME[name].worded_by or name for name in changed_settings(config, baseline)}
+    shown -= must_be_neutral(config.model_dump())  # "no workers" implies these
+    if not config.is_ddp:
         shown.discard("ddp")
-    if config.num_workers == 0:  # "no workers" implies these
-        shown -= NEUTRAL_WITHOUT_WORKERS.keys()
     words = [
         setting.words(config)
         for setting in SETTINGS

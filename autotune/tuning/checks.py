@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from autotune.config.training_config import NEUTRAL_WITHOUT_WORKERS, TrainingConfig
+from autotune.config.training_config import TrainingConfig
 from autotune.launch.runner import TrialRunner
 from autotune.messages.search import (
     precision_not_compared,
@@ -36,6 +36,7 @@ from autotune.records.trial import (
     sample_scan_s,
     shortfall,
 )
+from autotune.settings_table import BATCH_SETTINGS
 from autotune.space.constraints import ranks_on_host
 from autotune.space.space import ResolvedSpace
 from autotune.tuning.time_budget import TimeBudget
@@ -77,20 +78,14 @@ class PrecisionGuard:
         Returns:
             The answer: "ok" with the figures, or another outcome with the reason.
         """
-        compared = config.model_copy(
-            update={
-                "micro_batch_size": self.baseline.micro_batch_size,
-                "max_tokens": self.baseline.max_tokens,
-                "grad_accum_steps": 1,
-                "num_workers": 0,
-                **NEUTRAL_WITHOUT_WORKERS,
-            }
-        )
-        name = f"guard-{config.amp_dtype}"
-        if config.compile:
+        batch = {name: getattr(self.baseline, name) for name in BATCH_SETTINGS}
+        compared = config.without_workers().model_copy(update={**batch, "grad_accum_steps": 1})
+        dtype, mode = guard_key(config)
+        name = f"guard-{dtype}"
+        if mode:
             name += "-compile"
-        if config.compile_mode != "default":
-            name += f"-{config.compile_mode}"
+        if mode not in {"", "default"}:
+            name += f"-{mode}"
         report = self.runner.guard(compared, name=name, deadline_s=deadline_s)
         figures = report.guard
         result = report.result

@@ -48,6 +48,7 @@ from autotune.records.trial import (
     guard_key,
     reference_of,
 )
+from autotune.settings_table import SETTINGS
 from autotune.space.constraints import hosts_of
 from autotune.space.ranges import whole_numbers
 from autotune.space.space import ResolvedSpace
@@ -394,7 +395,7 @@ class Search:
         not run again.
         """
         is_baseline = trial.number == 0
-        if self.proposer.has_model and not is_baseline and trial.config.world_size == 1:
+        if self.proposer.has_model and not is_baseline and not trial.config.is_group:
             return NO_EXTRAS
         limits = self.time.limits
         stretch_s = max(limits.ceiling_share * window.max_s, limits.shortest_ceiling_s)
@@ -410,7 +411,7 @@ class Search:
         """Return the extras of a repeat: only the first repeat of the best trial has any."""
         if record is not self.best or record.repeats or self.time.is_short_search:
             return NO_EXTRAS
-        if self.proposer.has_model and record.config.world_size == 1:
+        if self.proposer.has_model and not record.config.is_group:
             return THOROUGH_EXTRAS
         return Extras(breakdown=True)
 
@@ -494,7 +495,7 @@ class Search:
             self.time.left_for_trials_s >= self._trials.compiling_s
             and not self.time.is_short_search
         )
-        if has_time and not self.study.method.visits_all and best.config.world_size == 1:
+        if has_time and not self.study.method.visits_all and not best.config.is_group:
             domains = compilation_domains(best.measurement, self.space, self.time.budget)
             if domains:
                 self.study.widen(domains)
@@ -550,14 +551,9 @@ class Search:
 
     def _leave_out(self, record: TrialRecord) -> None:
         """Exclude a precision that the guard has refused from further trials, and note it once."""
+        guarded = [setting.name for setting in SETTINGS if setting.is_guarded]
+        self.study.leave_out({name: frozenset({getattr(record.config, name)}) for name in guarded})
         dtype, mode = guard_key(record.config)
-        self.study.leave_out(
-            {
-                "amp_dtype": frozenset({dtype}),
-                "compile": frozenset({bool(mode)}),
-                "compile_mode": frozenset({record.config.compile_mode}),
-            }
-        )
         left_out = precision_left_out(dtype, mode, record.result.reason)
         if left_out not in self.notes:
             self.notes.append(left_out)

@@ -27,6 +27,7 @@ from autotune.records.trial import (
     best_of,
     runs_of,
 )
+from autotune.settings_table import SETTINGS
 from autotune.space.ranges import whole_numbers
 from autotune.space.space import ResolvedSpace, setting_of
 from autotune.tuning.proposals import (
@@ -243,23 +244,25 @@ def list_cures(
         fits: Returns True for a configuration that is likely to fit into memory.
     """
     own = params_of(best, space)
-    for name in ("pin_memory", "fused"):
-        if name in own and True in space.domains[name]:
-            own[name] = True
+    for setting in SETTINGS:
+        if setting.spares_host and setting.name in own and True in space.domains[setting.name]:
+            own[setting.name] = True
 
     # larger micro batches, the largest first; before them those at the same global batch
-    setting = space.batch_setting
-    batch = own.get(setting)
+    size_setting = space.batch_setting
+    batch = own.get(size_setting)
     same = list[Params]()
     larger = list[Params]()
     if isinstance(batch, int):
         samples = best.grad_accum_steps * batch
         most = space.policy.trials.most_growth * batch
-        sizes = [size for size in whole_numbers(space.domains[setting]) if batch < size <= most]
+        sizes = [
+            size for size in whole_numbers(space.domains[size_setting]) if batch < size <= most
+        ]
         for size in sorted(sizes, reverse=True):
-            larger.append({setting: size})
+            larger.append({size_setting: size})
             if "grad_accum_steps" in own and samples % size == 0:
-                same.append({setting: size, "grad_accum_steps": samples // size})
+                same.append({size_setting: size, "grad_accum_steps": samples // size})
 
     graphs = list[Params]()
     if "compile_mode" in own:

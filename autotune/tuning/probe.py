@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from autotune.config.environment import Environment
 from autotune.config.plan import Plan, WorkloadFacts
-from autotune.config.training_config import NEUTRAL_WITHOUT_WORKERS, TrainingConfig
+from autotune.config.training_config import TrainingConfig
 from autotune.errors import ConfigError, WorkloadError
 from autotune.launch.launcher import is_sharing, notes_of, preload_in, slots_of
 from autotune.launch.runner import TrialRunner
@@ -45,6 +45,7 @@ from autotune.records.measurement import (
 )
 from autotune.records.result import CurvePoint, Curves
 from autotune.records.trial import TrialResult
+from autotune.settings_table import must_be_neutral
 from autotune.space.constraints import has_binding, obstacle, ranks_on_host
 from autotune.space.ranges import Basis, within_reach
 from autotune.space.scaling import budget_obstacle, with_mean_batch
@@ -188,9 +189,8 @@ def _baseline(plan: Plan, facts: WorkloadFacts, *, without: Collection[str] = ()
     named = plan.baseline.model_dump(include=plan.baseline.model_fields_set - {*without})
     objects = facts.objects
     found = objects.observed.model_dump(include={*objects.names})
-    if named.get("num_workers") == 0:  # the settings of the objects' workers don't apply then
-        for name in NEUTRAL_WITHOUT_WORKERS:
-            found.pop(name, None)
+    for name in must_be_neutral(named):  # such as those of the objects' workers
+        found.pop(name, None)
     try:
         return TrainingConfig.model_validate(found | named)
     except ValidationError as error:
@@ -300,7 +300,7 @@ def points_of_baseline(space: ResolvedSpace, book: CeilingBook) -> Curves:
     known = dict[str, tuple[CurvePoint, ...]]()
     for side in SIDES:
         ceiling = book.ceiling_of(side, own)
-        if own.world_size == 1 and ceiling is not None and not book.is_in_doubt(side, own):
+        if not own.is_group and ceiling is not None and not book.is_in_doubt(side, own):
             known[side] = (CurvePoint(changes={}, ceiling=ceiling),)
     return Curves.model_validate(known)
 

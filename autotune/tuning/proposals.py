@@ -20,7 +20,7 @@ from autotune.messages.search import nothing_new_drawn, space_exhausted
 from autotune.models.memory import is_too_big, memory_kind, memory_of_trials
 from autotune.note import Note
 from autotune.records.trial import TrialRecord
-from autotune.settings_table import DDP_PREFIX, SETTINGS
+from autotune.settings_table import BY_NAME, SETTINGS
 from autotune.space import constraints as rules
 from autotune.space.ranges import spread, whole_numbers
 from autotune.space.space import ResolvedSpace, compose, setting_of, with_batch_setting
@@ -203,6 +203,8 @@ Params = dict[str, SettingValue]
 # Settings that may explain a failure by themselves: torch runs different code for each value.
 _ALONE = [setting for setting in SETTINGS if setting.needs is None and not setting.is_of_ddp]
 _SWITCHES = [setting.name for setting in _ALONE if setting.explains == "often"]
+# explain it before the one that they need, unless they are neutral
+_MODES = [setting for setting in SETTINGS if setting.needs is not None and setting.is_of_kernels]
 # tried where none of these explains a failure
 _LESSER_SWITCHES = [setting.name for setting in _ALONE if setting.explains == "rarely"]
 _DDP_SWITCHES = [
@@ -216,14 +218,14 @@ def params_of(config: TrainingConfig, space: ResolvedSpace) -> Params:
     Leave out a setting that the configuration leaves to torch while the space does not, and those
     of DistributedDataParallel under another strategy, where they have no effect.
     """
-    values = config.by_name
-    if config.num_workers > 0:
-        values["prefetch_factor"] = config.batches_per_worker
     found: Params = {}
     for name, domain in space.parameters.items():
-        if name.startswith(DDP_PREFIX) and config.strategy != "ddp":
+        setting = BY_NAME[name]
+        if setting.is_of_ddp and not config.is_ddp:
             continue
-        value = values[name]
+        value = setting_of(config, name)
+        if value is None and setting.torch_value is not None:
+            value = setting.torch_value(config) or None
         if value is None and None not in domain:
             continue
         if isinstance(domain, IntRange) and isinstance(value, float):
@@ -306,10 +308,11 @@ def explaining_setting(
         return bad
 
     explaining = {name: values for name in _SWITCHES if (values := values_of(name))}
-    modes = values_of("compile_mode")
-    if modes and modes.isdisjoint({"default"}):
-        explaining.pop("compile", None)
-        explaining["compile_mode"] = modes
+    for mode in _MODES:
+        modes = values_of(mode.name)
+        if modes and modes.isdisjoint({mode.neutral}):
+            explaining.pop(str(mode.needs), None)
+            explaining[mode.name] = modes
     if not explaining:
         explaining = {name: values for name in _LESSER_SWITCHES if (values := values_of(name))}
 
@@ -414,7 +417,7 @@ def _cores_of_a_rank(space: ResolvedSpace, ranks: int) -> int:
 def _other_ranks(space: ResolvedSpace, own: TrainingConfig) -> Iterator[Params]:
     """Yield values for all devices under DDP, with gradients as bucket views; or for one, if `own` has several."""
     most = max(space.group_sizes, default=1)
-    if own.world_size > 1 and "single" in space.domains["strategy"]:
+    if own.is_group and "single" in space.domains["strategy"]:
         yield {"strategy": "single", "world_size": 1, "num_workers": space.environment.cores}
     elif most > own.world_size:
         yield {

@@ -311,8 +311,7 @@ class Proposer:
     def _is_first_group(self, config: TrainingConfig) -> bool:
         """Return True for several devices of which no trial with this strategy was measured."""
         measured = [record.config for record in self.study.ended if record.measurement]
-        kinds = {(one.strategy, one.world_size) for one in measured}
-        return config.world_size > 1 and (config.strategy, config.world_size) not in kinds
+        return config.is_group and config.group_name not in {one.group_name for one in measured}
 
     def why_enough(self, best: TrialRecord | None) -> Note | None:
         """Return a note if the best is near a bound, or no candidate promises a gain worth its time; else None."""
@@ -390,14 +389,12 @@ class Proposer:
         most = 0.0
         for has_workers in {count > 0 for count in counts}:
             in_trials_cpu_s = [
-                cpu_s
-                for config, cpu_s in used_cpu_s.items()
-                if (config.num_workers > 0) == has_workers
+                cpu_s for config, cpu_s in used_cpu_s.items() if config.has_workers == has_workers
             ]
             if not in_trials_cpu_s:
                 return None
             loaders = [side for side in self.sides if side.side == "loader"]
-            loaders = [side for side in loaders if (side.config.num_workers > 0) == has_workers]
+            loaders = [side for side in loaders if side.config.has_workers == has_workers]
             alone_cpu_s = _least_loader_cpu_s(loaders) + step_cpu_s
             if alone_cpu_s == 0:
                 return None

@@ -128,9 +128,12 @@ def test_best_of_each_strategy_in_order() -> None:
         crashed(6, strategy="ddp", world_size=2),
     )
     entries = compared(*records).entries
-    assert [
-        (one.strategy, one.world_size, one.best and one.best.number, one.tried) for one in entries
-    ] == [("single", 1, 1, 2), ("dp", 2, 4, 1), ("ddp", 2, 2, 3), ("ddp", 4, 3, 1)]
+    assert [(one.group, one.best and one.best.number, one.tried) for one in entries] == [
+        ("one device", 1, 2),
+        ("dp × 2", 4, 1),  # noqa: RUF001 - a times sign
+        ("ddp × 2", 2, 3),  # noqa: RUF001 - a times sign
+        ("ddp × 4", 3, 1),  # noqa: RUF001 - a times sign
+    ]
 
 
 def test_efficiency_is_the_speedup_for_each_device() -> None:

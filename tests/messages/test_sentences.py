@@ -74,7 +74,7 @@ def values_of(kind: Any) -> Sequence[object]:
     if get_origin(kind) is Sequence:
         return [], list(values_of(get_args(kind)[0]))
     if get_origin(kind) is Mapping:
-        return {}, {"x": values_of(get_args(kind)[1])[-1]}
+        return {}, {"amp_dtype": values_of(get_args(kind)[1])[-1]}
     return EXAMPLES[kind]
 
 

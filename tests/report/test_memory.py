@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from autotune.config.training_config import TrainingConfig
 from autotune.models.memory import MemoryLine
 from autotune.records.result import RunSummary
 from autotune.report import sections
-from autotune.settings_table import name_group
 from tests.report.cases import memory_cases
 from tests.report.forms import plots_of
 
 CASES = memory_cases()
 GIB, MIB = 2**30, 2**20
-TWO = name_group("ddp", 2)
+TWO = TrainingConfig(strategy="ddp", world_size=2).group_name
 
 
 def lines_of_group(summary: RunSummary) -> tuple[MemoryLine, ...]:
