@@ -634,6 +634,7 @@ SETTINGS = (
         neutral=False,
         tried=lambda _: (False, True),
         explains="often",
+        guess=True,
     ),
     Setting(
         "ddp.static_graph",

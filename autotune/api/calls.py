@@ -12,7 +12,7 @@ from autotune.api.diagnose import DiagnosisResult, diagnose_plan
 from autotune.api.search import SearchResult, run_plan
 from autotune.api.setup import kept_random_state
 from autotune.config.command import command_name
-from autotune.config.plan import Executor, Method, Objective, Plan, SearchSpace
+from autotune.config.plan import WITH_A_LOADER, Executor, Method, Objective, Plan, SearchSpace
 from autotune.config.training_config import TrainingConfig
 from autotune.errors import ConfigError
 from autotune.files.plan_file import parse_plan
@@ -22,17 +22,10 @@ from autotune.note import Note
 from autotune.report.progress import ProgressMode
 from autotune.trainers.objects import take_apart
 
-_LOADER_KEYS = {
-    "shuffle",
-    "drop_last",
-    "sampler",
-    "batch_sampler",
-    "worker_init_fn",
-    "multiprocessing_context",
-}
-"""Keys of the argument `loader`."""
 _LOADERS_OWN = {"shuffle", "drop_last"}
-"""Those that a DataLoader decides itself."""
+"""Keys of the argument `loader` that a DataLoader decides itself."""
+_LOADER_KEYS = {*_LOADERS_OWN, *WITH_A_LOADER} - {"collate_fn"}
+"""Keys of the argument `loader`."""
 _SECTIONS = {
     "workload": ("model", "dataset", "command", "loss", "step", "optimizer", "collate_fn"),
     "budget": ("n_trials", "timeout_s", "training_hours"),

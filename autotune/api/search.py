@@ -45,6 +45,7 @@ from autotune.report.markdown import render_markdown
 from autotune.report.model import build_report
 from autotune.report.progress import ProgressMode, make_progress
 from autotune.report.sentences import describe_nothing_feasible
+from autotune.settings_table import BATCH_SETTINGS
 from autotune.tuning.loop import Search
 from autotune.tuning.outcomes import host_notes
 from autotune.tuning.probe import probe_workload
@@ -316,7 +317,7 @@ def _write_patch(summary: RunSummary, folder: RunFolder) -> None:
         return
     site = script.own_loader
     changed = changed_settings(winner.config, script)
-    wanted = changed & {"micro_batch_size"}
+    wanted = changed & BATCH_SETTINGS
     if not changed.isdisjoint(LOADER_SETTINGS):
         wanted |= {*LOADER_SETTINGS}
     patch = patch_script(Path(site.file), site.line, winner.config, wanted)

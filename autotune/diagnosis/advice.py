@@ -1024,12 +1024,12 @@ def _more_workers(evidence: Evidence, findings: Sequence[Finding]) -> Iterator[A
 
 def _has_tried_more_workers(evidence: Evidence) -> bool:
     """Return whether a loader with more workers was measured, or failed other than for lack of time."""
-    for point in evidence.curves.loader:
-        workers = point.changes.get("num_workers", 0)
-        is_more = isinstance(workers, int) and workers > evidence.config.num_workers
-        if is_more and not point.is_left_out:
-            return True
-    return False
+    own = evidence.config.num_workers
+    return any(
+        apply_changes(evidence, point).num_workers > own
+        for point in evidence.curves.loader
+        if not point.is_left_out
+    )
 
 
 def _has_room(evidence: Evidence, costs: LoaderCosts, point: CurvePoint) -> bool:

@@ -40,7 +40,7 @@ from autotune.records.measurement import (
 from autotune.records.result import Advice, RunVariation, changed_settings
 from autotune.records.trial import TrialRecord
 from autotune.settings_table import SETTINGS
-from autotune.space.constraints import hook_obstacle
+from autotune.space.constraints import SINGLE, hook_obstacle
 from autotune.space.scaling import with_batch
 
 # The best trial of each strategy with each number of devices.
@@ -180,8 +180,6 @@ def _exchange_key(config: TrainingConfig) -> tuple[object, ...]:
 
 Helps = Literal["yes", "no", "not_measurably"]
 
-_GROUP_SETTINGS = frozenset({"strategy", "world_size", "ddp"})
-
 
 class StrategyComparison(FrozenModel):
     """Strategies compared, and whether more than one device helps."""
@@ -242,7 +240,7 @@ def compare_strategies(
         single=single,
         fastest=fastest,
         helps=_judge(fastest.speedup),
-        other_changes=tuple(name for name in changes if name not in _GROUP_SETTINGS),
+        other_changes=tuple(name for name in changes if name not in SINGLE),
         bottlenecks=bottlenecks,
         advice=list_scaling_advice(case, bottlenecks),
     )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from itertools import accumulate
 from typing import Literal
 
 import numpy as np
 
-from autotune.config.training_config import AmpDtype
+from autotune.config.training_config import AmpDtype, TrainingConfig
 from autotune.messages.units import NO_VALUE
 from autotune.models.memory import MemoryLine, memory_kind
 from autotune.records.breakdown import Part
@@ -95,24 +95,16 @@ def list_plots(
         lines: The fitted memory lines to draw.
         about_lines: Remarks on them; "" or with a leading space.
     """
-    rates = [_rate_plot(summary, columns, "micro_batch_size")]
-    # a single number of workers would be a vertical line
-    if len({trial.config.num_workers for trial in summary.trials}) > 1:
-        rates.append(_rate_plot(summary, columns, "num_workers"))
     return {
-        "rate": tuple(rates),
+        "rate": tuple(_rate_plots(summary, columns)),
         "memory": (_memory_plot(summary, lines, about_lines),),
         "score": (_score_plot(summary),),
     }
 
 
-def _rate_plot(
-    summary: RunSummary,
-    columns: Sequence[Column],
-    setting: Literal["micro_batch_size", "num_workers"],
-) -> Plot:
-    """Plot throughput over a setting, with the recommended settings' ceilings as lines."""
-    marks = _marks(summary, "rate", setting)
+def _rate_plots(summary: RunSummary, columns: Sequence[Column]) -> Iterator[Plot]:
+    """Plot throughput over the batch and the workers, with the recommended settings' ceilings as lines."""
+    marks = _marks(summary, "rate", lambda config: config.micro_batch_size)
     caption = "Throughput of each trial's first run."
     figures = recommended_figures(summary, columns)
     near = tuple(
@@ -123,21 +115,31 @@ def _rate_plot(
     )
     if near:
         caption += " Ceilings are those of the recommended settings."
-    of_batch = setting == "micro_batch_size"
-    return Plot(
-        name="rate-by-batch" if of_batch else "rate-by-workers",
-        title=f"Throughput by {'batch size' if of_batch else 'number of loader workers'}",
-        x_label="micro batch" if of_batch else setting,
+    by_batch = Plot(
+        name="rate-by-batch",
+        title="Throughput by batch size",
+        x_label="micro batch",
         quantity="rate",
         caption=caption,
         marks=marks,
         levels=near,
-        is_log=of_batch,
+        is_log=True,
     )
+    yield by_batch
+    # a single number of workers would be a vertical line
+    if len({trial.config.num_workers for trial in summary.trials}) > 1:
+        yield replace(
+            by_batch,
+            name="rate-by-workers",
+            title="Throughput by number of loader workers",
+            x_label="num_workers",
+            marks=_marks(summary, "rate", lambda config: config.num_workers),
+            is_log=False,
+        )
 
 
 def _memory_plot(summary: RunSummary, lines: Sequence[MemoryLine], about_lines: str) -> Plot:
-    marks = _marks(summary, "memory", "micro_batch_size")
+    marks = _marks(summary, "memory", lambda config: config.micro_batch_size)
     limit = Level(label="limit", y=summary.limit_bytes / BYTES_PER_GIB, is_limit=True)
     return Plot(
         name="memory",
@@ -166,11 +168,15 @@ def _score_plot(summary: RunSummary) -> Plot:
     )
 
 
-def _marks(summary: RunSummary, quantity: Quantity, setting: str = "") -> tuple[Mark, ...]:
+def _marks(
+    summary: RunSummary,
+    quantity: Quantity,
+    setting: Callable[[TrainingConfig], int] | None = None,
+) -> tuple[Mark, ...]:
     """Return a mark for each trial, by a setting or by its number; none if no trial has a height."""
     marks = tuple(
         Mark(
-            x=getattr(trial.config, setting) if setting else trial.number,
+            x=trial.number if setting is None else setting(trial.config),
             y=_height(trial, quantity),
             amp_dtype=trial.config.amp_dtype,
             fate=_fate_of(trial),

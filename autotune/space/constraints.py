@@ -11,7 +11,7 @@ from math import ceil, inf
 from typing import get_args
 
 from autotune.config.environment import DeviceKind, Environment
-from autotune.config.plan import WorkloadFacts
+from autotune.config.plan import SettingValue, WorkloadFacts
 from autotune.config.training_config import (
     TORCH_BUCKET_CAP_MB,
     TORCH_FIRST_BUCKET_MB,
@@ -158,7 +158,7 @@ GROUP_BACKENDS: dict[DeviceKind, str] = {
 """Backend by which ranks exchange gradients, for each kind of device that has one."""
 DATA_PARALLEL_KINDS: frozenset[DeviceKind] = frozenset({"cuda", "rocm"})
 """Kinds of device that nn.DataParallel supports."""
-SINGLE = {"strategy": "single", "world_size": 1, "ddp": None}
+SINGLE: dict[str, SettingValue] = {"strategy": "single", "world_size": 1, "ddp": None}
 """Settings of one process on one device."""
 HOOK_DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
 """Precision of the exchanged gradients, for each communication hook that rounds them."""

@@ -418,11 +418,10 @@ def _other_ranks(space: ResolvedSpace, own: TrainingConfig) -> Iterator[Params]:
     """Yield values for all devices under DDP, with gradients as bucket views; or for one, if `own` has several."""
     most = max(space.group_sizes, default=1)
     if own.is_group and "single" in space.domains["strategy"]:
-        yield {"strategy": "single", "world_size": 1, "num_workers": space.environment.cores}
+        yield {**rules.SINGLE, "num_workers": space.environment.cores}
     elif most > own.world_size:
         yield {
-            **{setting.name: setting.neutral for setting in SETTINGS if setting.is_of_ddp},
-            "ddp.gradient_as_bucket_view": True,
+            **{one.name: one.guess or one.neutral for one in SETTINGS if one.is_of_ddp},
             "strategy": "ddp",
             "world_size": most,
             "num_workers": _cores_of_a_rank(space, most),
