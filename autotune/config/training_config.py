@@ -86,14 +86,14 @@ def _contradictions(config: TrainingConfig) -> Iterator[str]:
             )
     if config.strategy == "single" and config.world_size != 1:
         yield f"strategy 'single' has one rank, but got world_size={config.world_size}; set strategy: ddp"
-    if config.strategy != "ddp" and config.ddp is not None:
+    if config.ddp is not None and not config.is_ddp:
         yield f"ddp settings need strategy 'ddp', but got strategy {config.strategy!r}; leave ddp out"
-    if config.strategy == "dp" and config.world_size > 1 and config.compile:
+    if config.is_dp and config.world_size > 1 and config.compile:
         yield (
             "compile can't be combined with strategy 'dp', in whose threads torch compiles nothing, "
             "but got compile=True; set strategy: ddp, or compile: false"
         )
-    if config.ddp is not None and config.ddp.static_graph and config.grad_accum_steps > 1:
+    if config.ddp_settings.static_graph and config.grad_accum_steps > 1:
         yield (
             "ddp.static_graph can't be combined with gradient accumulation (torch ends in an internal "
             f"assert), but got grad_accum_steps={config.grad_accum_steps}; set static_graph: false"
@@ -197,8 +197,33 @@ class TrainingConfig(FrozenModel):
     def by_name(self) -> dict[str, Any]:
         """Values by the names in settings_table; `ddp` is flattened to "ddp.static_graph" and so on."""
         values = self.model_dump(exclude={"ddp"})
-        ddp = self.ddp or DdpConfig()
-        return values | {f"{DDP_PREFIX}{name}": value for name, value in ddp.model_dump().items()}
+        ddp = self.ddp_settings.model_dump()
+        return values | {f"{DDP_PREFIX}{name}": value for name, value in ddp.items()}
+
+    @property
+    def is_ddp(self) -> bool:
+        """True under DistributedDataParallel."""
+        return self.strategy == "ddp"
+
+    @property
+    def is_dp(self) -> bool:
+        """True under DataParallel."""
+        return self.strategy == "dp"
+
+    @property
+    def ddp_settings(self) -> DdpConfig:
+        """Arguments of DistributedDataParallel, torch's defaults if none are given."""
+        return self.ddp or DdpConfig()
+
+    @property
+    def is_half(self) -> bool:
+        """True if forward pass and loss run under autocast, in bfloat16 or float16."""
+        return self.amp_dtype in _AUTOCAST
+
+    @property
+    def has_workers(self) -> bool:
+        """True if worker processes load."""
+        return self.num_workers > 0
 
     @property
     def process_count(self) -> int:
@@ -206,9 +231,38 @@ class TrainingConfig(FrozenModel):
         return self.world_size if self.is_ddp else 1
 
     @property
-    def is_ddp(self) -> bool:
-        """True under DistributedDataParallel."""
-        return self.strategy == "ddp"
+    def devices_per_process(self) -> int:
+        """Number of devices that a training process uses: several under dp."""
+        return self.world_size // self.process_count
+
+    @property
+    def loader_batch_size(self) -> int:
+        """Samples in a batch that one process loads; under dp it loads for all devices."""
+        return self.micro_batch_size * self.devices_per_process
+
+    @property
+    def loader_max_tokens(self) -> int | None:
+        """Tokens in a batch that one process loads; None without a token budget."""
+        if self.max_tokens is None:
+            return None
+        return self.max_tokens * self.devices_per_process
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples per optimizer step over all ranks; an average with a token budget."""
+        return self.micro_batch_size * self.grad_accum_steps * self.world_size
+
+    def global_batch_ratio(self, other: TrainingConfig) -> float:
+        """Return this global batch divided by another's, in tokens if both have a budget, else in samples."""
+        if self.max_tokens is None or other.max_tokens is None:
+            return self.global_batch_size / other.global_batch_size
+        own = self.max_tokens * self.grad_accum_steps * self.world_size
+        return own / (other.max_tokens * other.grad_accum_steps * other.world_size)
+
+    @property
+    def group_batch_size(self) -> int:
+        """Samples per forward and backward pass over all ranks."""
+        return self.micro_batch_size * self.world_size
 
     @property
     def is_group(self) -> bool:
@@ -223,47 +277,13 @@ class TrainingConfig(FrozenModel):
         return f"{self.strategy} × {self.world_size}"  # noqa: RUF001 - a times sign
 
     @property
-    def has_workers(self) -> bool:
-        """True if loader workers load the batches, not the training process."""
-        return self.num_workers > 0
-
-    @property
     def loading_processes(self) -> int:
         """Number of processes that load for one training process: its workers, or itself."""
         return max(1, self.num_workers)
 
-    @property
-    def loader_batch_size(self) -> int:
-        """Samples in a batch that one process loads; under dp it loads for all devices."""
-        return self.group_batch_size // self.process_count
-
-    @property
-    def loader_max_tokens(self) -> int | None:
-        """Tokens in a batch that one process loads; None without a token budget."""
-        if self.max_tokens is None:
-            return None
-        return self.max_tokens * self.world_size // self.process_count
-
-    @property
-    def global_batch_size(self) -> int:
-        """Samples per optimizer step over all ranks; an average with a token budget."""
-        return self.group_batch_size * self.grad_accum_steps
-
-    @property
-    def group_batch_size(self) -> int:
-        """Samples per forward and backward pass over all ranks."""
-        return self.micro_batch_size * self.world_size
-
     def without_workers(self) -> TrainingConfig:
         """Return the same settings without loader workers."""
         return self.model_copy(update={"num_workers": 0, **NEUTRAL_WITHOUT_WORKERS})
-
-    def global_batch_ratio(self, other: TrainingConfig) -> float:
-        """Return this global batch divided by another's, in tokens if both have a budget, else in samples."""
-        if self.max_tokens is None or other.max_tokens is None:
-            return self.global_batch_size / other.global_batch_size
-        own = self.max_tokens * self.grad_accum_steps * self.world_size
-        return own / (other.max_tokens * other.grad_accum_steps * other.world_size)
 
     @property
     def records_graphs(self) -> bool:
@@ -389,19 +409,18 @@ class TrainingConfig(FrozenModel):
         from autotune.apply.prepare import Accumulator
 
         place = device or next((parameter.device for parameter in model.parameters()), "cpu")
-        is_static = self.ddp is not None and self.ddp.static_graph
         # A compiled model passes no_sync on.
         no_sync = None
-        if self.is_ddp and not is_static:
+        if self.is_ddp and not self.ddp_settings.static_graph:
             no_sync = getattr(model, "no_sync", None)
         return Accumulator(
             optimizer=optimizer,
             scaler=scaler or self.grad_scaler(place),
             steps=self.grad_accum_steps,
             device_type=torch.device(place).type,
-            autocast=partial(self.autocast, place) if self.amp_dtype in _AUTOCAST else None,
+            autocast=partial(self.autocast, place) if self.is_half else None,
             no_sync=no_sync,
-            gathers=self.strategy == "dp",
+            gathers=self.is_dp,
             records_graphs=self.records_graphs and torch.device(place).type == "cuda",
         )
 
