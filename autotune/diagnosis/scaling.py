@@ -170,10 +170,10 @@ def _like(record: TrialRecord, records: Sequence[TrialRecord]) -> list[TrialReco
 
 
 def _exchange_key(config: TrainingConfig) -> tuple[object, ...]:
-    if config.ddp is None:
-        return device_key(config)
-    plain = config.ddp.model_copy(update={"static_graph": False, "gradient_as_bucket_view": False})
-    return device_key(config.model_copy(update={"ddp": plain}))
+    plain = {"static_graph": False, "gradient_as_bucket_view": False}
+    return device_key(
+        config.model_copy(update={"ddp": config.ddp_settings.model_copy(update=plain)})
+    )
 
 
 # The comparison: one device, DataParallel and DistributedDataParallel.
@@ -427,7 +427,7 @@ def _computing(case: GroupCase) -> ScalingBottleneck | None:
     evidence = messages.shared_machine_evidence(
         ranks=config.world_size, cores=case.cores if is_cpu else None, reached_fraction=reached
     )
-    if config.strategy == "dp":
+    if config.is_dp:
         cause = "communication"
         evidence = messages.data_parallel_evidence(
             world_size=config.world_size, reached_fraction=reached
@@ -488,7 +488,7 @@ def _communication(case: GroupCase) -> Iterator[Advice]:
     tried = [record.config for record in case.records]
     if exchange is not None:
         yield _fewer_exchanges(case, exchange)
-        if not any(config.ddp is not None and config.ddp.comm_hook for config in tried):
+        if not any(config.ddp_settings.comm_hook for config in tried):
             yield _smaller_exchanges(case, exchange)
     elif not any(config.is_ddp for config in tried):
         yield _advise(case, advice_messages.try_ddp())

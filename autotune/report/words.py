@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from autotune.config.training_config import DdpConfig, TrainingConfig
+from autotune.config.training_config import TrainingConfig
 from autotune.diagnosis.scaling import Cause
 from autotune.messages.units import NO_VALUE
 from autotune.records.breakdown import Part
@@ -82,7 +82,7 @@ def format_setting(name: str, config: TrainingConfig) -> str:
     if torch_value is not None and not torch_value(config):  # torch has none, as without workers
         return NO_VALUE
     if part:
-        return format_value(getattr(config.ddp or DdpConfig(), part))
+        return format_value(getattr(config.ddp_settings, part))
     if whole == "ddp":
         return format_ddp(config) or "torch's own"
     return format_value(getattr(config, name))

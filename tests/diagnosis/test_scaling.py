@@ -216,6 +216,8 @@ def test_exchange_is_of_a_trial_with_the_same_step() -> None:
     other = ddp(2, 140.0, {"communication": TALK}, ddp=DdpConfig(bucket_cap_mb=100))
     assert fastest_of(compared(trial(0, 100.0), measured, ddp(3, 160.0))).communication == TALK
     assert fastest_of(compared(trial(0, 100.0), other, ddp(3, 160.0))).communication is None
+    static = ddp(3, 160.0, ddp=DdpConfig(static_graph=True))  # can't measure its own
+    assert fastest_of(compared(trial(0, 100.0), measured, static)).communication == TALK
 
 
 def test_other_changed_settings_are_listed() -> None:
