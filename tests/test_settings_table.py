@@ -31,6 +31,11 @@ def test_an_entry_names_what_there_is(setting: Setting) -> None:
     )
 
 
+@pytest.mark.parametrize("name", TrainingConfig.model_fields)
+def test_each_field_has_words(name: str) -> None:
+    assert BY_NAME[BY_NAME[name].worded_by or name].words is not None
+
+
 def test_items_depend_first_on_batch_and_workers() -> None:
     names = [
         setting.name for setting in SETTINGS for effect in setting.effects if "items" in effect.sds

@@ -56,7 +56,6 @@ from autotune.records.ceilings import SIDES, CeilingBook
 from autotune.records.result import Curves
 from autotune.records.trial import TrialRecord
 from autotune.settings_table import SETTINGS
-from autotune.space.ranges import whole_numbers
 from autotune.tuning.latest import Latest
 from autotune.tuning.probe import points_of_baseline
 from autotune.tuning.proposals import Candidates, Params, params_of
@@ -384,10 +383,9 @@ class Proposer:
                 used_cpu_s[record.config] = max(busy_cores, 1e-6) / exp(believed[record.number])
         if not used_cpu_s or space.environment.hosts > 1:
             return None
-        counts = {space.baseline.num_workers, *whole_numbers(space.domains["num_workers"])}
         step_cpu_s = self._least_step_cpu_s(used_cpu_s)
         most = 0.0
-        for has_workers in {count > 0 for count in counts}:
+        for has_workers in {space.baseline.has_workers, *map(bool, space.domains["num_workers"])}:
             in_trials_cpu_s = [
                 cpu_s for config, cpu_s in used_cpu_s.items() if config.has_workers == has_workers
             ]
