@@ -60,7 +60,7 @@ from autotune.records.trial import (
     StressFigures,
     TrialResult,
 )
-from autotune.settings_table import Side
+from autotune.settings_table import BATCH_SETTINGS, Side
 
 __all__ = [
     "CostModel",
@@ -144,7 +144,7 @@ def analytic_cost(config: TrainingConfig) -> FakeTrial:
     processes = config.process_count
     devices = config.world_size
     micro = config.micro_batch_size
-    loader = processes * 1000.0 * min(max(1, config.num_workers), 8, 16 / processes)
+    loader = processes * 1000.0 * min(config.loading_processes, 8, 16 / processes)
     speed = 2.0 if config.is_half else 1.0
     step_s = 0.002 + 20e-6 * micro / speed
     if config.is_dp:
@@ -411,7 +411,7 @@ def _memory(trial: FakeTrial, peak_bytes: int) -> MemorySample:
 
 def _window(level: float, noise: Callable[[], float], job: TrialJob) -> Window:
     """Return a window of blocks around a throughput, in samples/s."""
-    together = job.config.micro_batch_size * job.config.world_size
+    together = job.config.group_batch_size
     batches = max(1, round(level * job.window.block_s / together))
     samples = batches * together
     durations = [samples / (level * noise()) for _ in range(BLOCKS)]
@@ -444,7 +444,7 @@ def fake_window(
 
 
 _SETTINGS: dict[Side, Iterable[str]] = {
-    "loader": {*LOADER_SETTINGS, "micro_batch_size", "max_tokens"},
+    "loader": {*LOADER_SETTINGS, *BATCH_SETTINGS},
     "device": DEVICE_SETTINGS,
     "copy": {"pin_memory"},
 }

@@ -181,8 +181,7 @@ def _loader_changes(space: ResolvedSpace, run: Measurement) -> Iterator[Mapping[
     }
     counts -= {own.num_workers} if _may_do_with_one(own, run) else {own.num_workers, 0, 1}
     by_workers = by_promise(counts, max(1, cores // sharing))
-    loaders = [{"num_workers": count} for count in by_workers]
-    yield from (loader for loader in loaders if loader["num_workers"] > 1)
+    yield from ({"num_workers": count} for count in by_workers if count > 1)
     if own.num_workers > 1 and len({*space.domains["in_order"]}) > 1:
         yield from ({"in_order": value} for value in space.domains["in_order"])
     if own.has_workers:
@@ -190,7 +189,7 @@ def _loader_changes(space: ResolvedSpace, run: Measurement) -> Iterator[Mapping[
         yield from ({"worker_threads": count} for count in threads[:1])
         if run.breakdown is None or run.breakdown.restart_fraction >= LEAST_GAIN:
             yield {}  # workers that persist
-    yield from (loader for loader in loaders if loader["num_workers"] <= 1)
+    yield from ({"num_workers": count} for count in by_workers if count <= 1)
 
 
 def _may_do_with_one(own: TrainingConfig, run: Measurement) -> bool:

@@ -78,13 +78,13 @@ def format_setting(name: str, config: TrainingConfig) -> str:
     whole, _, part = name.partition(".")
     if whole == "ddp" and not config.is_ddp:
         return NO_VALUE
-    torch_value = BY_NAME[name].torch_value
-    if torch_value is not None and not torch_value(config):  # torch has none, as without workers
-        return NO_VALUE
     if part:
         return format_value(getattr(config.ddp_settings, part))
     if whole == "ddp":
         return format_ddp(config) or "torch's own"
+    torch_value = BY_NAME[name].torch_value
+    if torch_value is not None and not torch_value(config):  # none, as without workers
+        return NO_VALUE
     return format_value(getattr(config, name))
 
 
