@@ -6,7 +6,7 @@ import pytest
 
 from autotune.config.plan import SearchSpace
 from autotune.config.training_config import DdpConfig, TrainingConfig
-from autotune.export.registry import TARGETS
+from autotune.export import TARGETS
 from autotune.models.throughput_law import COSTS
 from autotune.settings_table import BY_NAME, SETTINGS, Setting
 

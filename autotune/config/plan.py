@@ -35,9 +35,9 @@ from pydantic import (
 from pydantic.dataclasses import dataclass as validated_dataclass
 
 from autotune.config.command import command_fault, command_words
-from autotune.config.rules import remedy_of, rule_of
 from autotune.config.tf_data import TfData
 from autotune.config.training_config import DdpConfig, TrainingConfig
+from autotune.errors import remedy_of, rule_of
 from autotune.frozen import FrozenModel
 from autotune.note import Note
 from autotune.policy import POLICY, Policy

@@ -470,7 +470,7 @@ class TrainingConfig(FrozenModel):
         Raises:
             ConfigError: There is no such target.
         """
-        from autotune.export.registry import export_to
+        from autotune.export import export_to
 
         return export_to(self, target, device=device, optimizer=optimizer)
 

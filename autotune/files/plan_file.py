@@ -33,9 +33,8 @@ from autotune.config.plan import (
     Ref,
     Workload,
 )
-from autotune.config.rules import remedy_of, rule_of
-from autotune.errors import ConfigError
-from autotune.export.registry import READERS
+from autotune.errors import ConfigError, remedy_of, rule_of
+from autotune.export import READERS
 from autotune.export.table import Reading
 from autotune.files.yaml_document import (
     Document,

@@ -53,7 +53,6 @@ from autotune.space.constraints import hosts_of
 from autotune.space.ranges import whole_numbers
 from autotune.space.space import ResolvedSpace
 from autotune.tuning.checks import PrecisionGuard, check_under_stress, may_overload
-from autotune.tuning.latest import Latest
 from autotune.tuning.outcomes import (
     FailureAttribution,
     SearchOutcome,
@@ -68,7 +67,7 @@ from autotune.tuning.proposals import (
     largest_batch_variant,
     same_batch_variant,
 )
-from autotune.tuning.proposer import Proposer
+from autotune.tuning.proposer import Latest, Proposer
 from autotune.tuning.race import Race
 from autotune.tuning.select import Finalists
 from autotune.tuning.study import Study

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp, inf
 from statistics import fmean, median
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -56,7 +57,6 @@ from autotune.records.ceilings import SIDES, CeilingBook
 from autotune.records.result import Curves
 from autotune.records.trial import TrialRecord
 from autotune.settings_table import SETTINGS
-from autotune.tuning.latest import Latest
 from autotune.tuning.probe import points_of_baseline
 from autotune.tuning.proposals import Candidates, Params, params_of
 from autotune.tuning.study import Study
@@ -68,6 +68,23 @@ _ONLY_IN_RUNS = [
     setting.name for setting in SETTINGS if setting.is_of_kernels and not setting.is_in_curves
 ]
 """Settings that change a step's work, but are not varied where the device is measured alone."""
+_T = TypeVar("_T")
+
+
+@dataclass(slots=True)
+class Latest(Generic[_T]):
+    """A value that takes long to compute, kept until what it is computed from changes."""
+
+    stamp: object = None
+    """The data, or a key of it."""
+    value: _T | None = None
+
+    def of(self, stamp: object, make: Callable[[_T | None], _T]) -> _T:
+        """Return the value for a stamp; `make` computes it from the one before."""
+        if self.value is None or self.stamp != stamp:
+            self.value = make(self.value)
+            self.stamp = stamp
+        return self.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

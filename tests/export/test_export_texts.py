@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from autotune.config.training_config import TrainingConfig
-from autotune.export.registry import TARGETS
+from autotune.export import TARGETS
 from tests.export.configs import BUDGET, EVERYTHING
 from tests.golden import assert_golden
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from autotune.cli import EXPORT_TARGETS, FILE_KINDS
 from autotune.config.training_config import CompileMode, DdpConfig, TrainingConfig
 from autotune.errors import ConfigError
-from autotune.export.registry import READERS, TARGETS
+from autotune.export import READERS, TARGETS
 from autotune.export.table import Export
 from tests.export.configs import BUDGET, EVERYTHING, flat
 from tests.factories.configs import any_configs

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from autotune.export.registry import READERS
+from autotune.export import READERS
 from autotune.export.table import file_value
 
 
