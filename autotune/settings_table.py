@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from autotune.config.environment import Environment
     from autotune.config.plan import SettingValue, WorkloadFacts
     from autotune.config.training_config import TrainingConfig
+    from autotune.export.table import Wanted
     from autotune.space.ranges import Ranges
 
 
@@ -55,6 +56,8 @@ class Name:
     """True if the framework only takes whole numbers."""
     among: tuple[object, ...] = ()
     """Values that the framework supports; (): all."""
+    is_own: bool = False
+    """True if the framework's module in export/ writes it, where it can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +129,11 @@ class Setting:
     """Remedy if a framework can't take it; None: an argument in the user's own loop."""
     names: Mapping[str, Name] = field(default_factory=dict)
     """Its names by framework."""
+    unnamed: Mapping[str, Callable[[Wanted], bool]] = field(default_factory=dict)
+    """Frameworks that take a value other than the neutral one without a name, in an export's text
+    or by themselves, and when."""
+    process_line: Callable[[Any], str] | None = None
+    """Return the line of Python that sets such a value for the process; "" if there is none."""
     reasons: Mapping[str, str] = field(default_factory=dict)
     """Remedies by framework, where they differ from `elsewhere`."""
 
@@ -148,6 +156,15 @@ class Setting:
     def is_of_kernels(self) -> bool:
         """True if the device runs other kernels for each value."""
         return self.explains is not None and "loader" not in self.sides and not self.is_of_ddp
+
+
+def _always(_: Wanted) -> bool:
+    return True
+
+
+def _on_gpu(found: Wanted) -> bool:
+    """Return False if the device is known to be the CPU."""
+    return found.device != "cpu"
 
 
 def name_group(strategy: str, world_size: int) -> str:
@@ -213,6 +230,7 @@ SETTINGS = (
             "deepspeed": Name("train_micro_batch_size_per_gpu"),
             "timm": Name("batch_size"),
             "axolotl": Name("micro_batch_size", own=1),
+            "ultralytics": Name("batch", is_own=True),
             "composer": Name("device_train_microbatch_size"),
         },
     ),
@@ -247,7 +265,9 @@ SETTINGS = (
             "deepspeed": Name("gradient_accumulation_steps"),
             "timm": Name("grad_accum_steps"),
             "axolotl": Name("gradient_accumulation_steps", own=1),
+            "ultralytics": Name("nbs", is_own=True),
         },
+        unnamed={"composer": lambda found: not found.has_budget},
         reasons={
             "accelerate": "Accelerator(gradient_accumulation_steps={value}) and `with accelerator.accumulate(model)` "
             "in your script, or ACCELERATE_GRADIENT_ACCUMULATION_STEPS={value} in the environment",
@@ -294,6 +314,10 @@ SETTINGS = (
             Effect({"samples": 0.3, "per_micro_batch": 0.18, "launching": 0.3, "shortfall": 0.05}),
         ),
         words=lambda config: config.amp_dtype,
+        unnamed={"lightning": lambda found: found.config.amp_dtype == "tf32"},
+        process_line=lambda dtype: (
+            'torch.set_float32_matmul_precision("high")' if dtype == "tf32" else ""
+        ),
     ),
     Setting(
         "compile",
@@ -312,9 +336,13 @@ SETTINGS = (
         elsewhere="in your script: model = torch.compile(model)",
         names={
             "hf": Name("torch_compile", kind="flag"),
+            "accelerate": Name("dynamo_config.dynamo_backend", is_own=True),
+            "timm": Name("torchcompile", is_own=True),
             "axolotl": Name("torch_compile", kind="flag"),
             "ultralytics": Name("compile"),  # or a mode of torch.compile
+            "composer": Name("compile_config", is_own=True),
         },
+        unnamed={"lightning": _always},
         reasons={"deepspeed": "in your script: engine.compile()"},
     ),
     Setting(
@@ -334,13 +362,17 @@ SETTINGS = (
         elsewhere="in your script: torch.compile(model, mode={value!r})",
         names={
             "hf": Name("torch_compile_mode", is_rare=True),
+            "accelerate": Name("dynamo_config.dynamo_mode", is_own=True),
             "timm": Name("torchcompile_mode", is_rare=True),
             "axolotl": Name(
                 "torch_compile_mode",
                 is_rare=True,
                 among=("default", "reduce-overhead", "max-autotune"),
             ),
+            "ultralytics": Name("compile", is_own=True),
+            "composer": Name("compile_config.mode", is_own=True),
         },
+        unnamed={"lightning": _always},
         reasons={
             "deepspeed": "in your script: engine.compile(compile_kwargs=dict(mode={value!r}))"
         },
@@ -357,8 +389,9 @@ SETTINGS = (
         effects=(Effect({"samples": 0.1}),),
         memory=Memory(0.1, lambda config: config.cudnn_benchmark),
         words=lambda config: f"cudnn.benchmark {'on' if config.cudnn_benchmark else 'off'}",
-        elsewhere="in your script: torch.backends.cudnn.benchmark = True",
         names={"lightning": Name("benchmark", is_rare=True)},
+        unnamed={"timm": _on_gpu, "composer": _always},
+        process_line=lambda _: "torch.backends.cudnn.benchmark = True",
         reasons={
             "axolotl": "its models have no convolutions",
             "ultralytics": "it has no switch for it, and its own deterministic=True stands against it",
@@ -381,6 +414,7 @@ SETTINGS = (
         effects=(Effect({"samples": 0.05, "per_step": 0.5, "launching": 0.2}),),
         words=lambda config: "fused optimizer" if config.fused else "optimizer as it is",
         elsewhere="your optimizer takes it: fused=True",
+        names={"deepspeed": Name("optimizer.params.fused", is_own=True)},
         reasons={
             "hf": "of its optimizers only AdamW is fused, as optim adamw_torch_fused; give your Trainer an optimizer "
             "of your own, made with fused=True: optimizers=(optimizer, None)",
@@ -410,6 +444,7 @@ SETTINGS = (
             "timm": Name("channels_last"),
             "ultralytics": Name("channels_last"),  # left out, it is on wherever CUDA trains
         },
+        unnamed={"lightning": _always, "composer": _always},
         reasons={"axolotl": "its models have no images"},
     ),
     Setting(
@@ -428,6 +463,7 @@ SETTINGS = (
             "timm": Name("pin_mem"),
             "axolotl": Name("dataloader_pin_memory", kind="flag"),
         },
+        unnamed={"ultralytics": lambda found: found.config.has_workers},
         reasons={"ultralytics": "its loader pins by itself"},
     ),
     Setting(
@@ -442,6 +478,7 @@ SETTINGS = (
         effects=(Effect({"items": 0.15}),),
         words=lambda config: "persistent" if config.persistent_workers else "not persistent",
         names={"hf": Name("dataloader_persistent_workers", kind="flag")},
+        unnamed={"timm": _always, "ultralytics": _always},
         reasons={
             "timm": _PERSIST_BY_THEMSELVES,
             "axolotl": "its workers start anew each epoch",
@@ -471,6 +508,7 @@ SETTINGS = (
         effects=(Effect({"items": 0.4}),),
         words=lambda config: f"{config.worker_threads or 'default'} threads a worker",
         elsewhere="your DataLoader takes it: worker_init_fn=config.dataloader_kwargs()['worker_init_fn']",
+        unnamed={"ultralytics": lambda found: found.config.worker_threads == 1},
         reasons={
             "hf": "its Trainer gives workers a worker_init_fn of its own; call this in each worker before your "
             "dataset's first item: autotune.TrainingConfig(num_workers=1, "
@@ -518,6 +556,7 @@ SETTINGS = (
             "hf": Name("dataloader_prefetch_factor"),  # None is left out: 0 workers refuse it
             "axolotl": Name("dataloader_prefetch_factor"),
         },
+        unnamed={"ultralytics": lambda found: found.config.prefetch_factor == 4},
         reasons={"timm": "its loader keeps torch's own, 2", "ultralytics": "its loader has 4"},
     ),
     Setting(
@@ -533,6 +572,8 @@ SETTINGS = (
         ),
         words=lambda config: f"{config.intra_op_threads or 'default'} threads",
         elsewhere="in your script: torch.set_num_threads({value}), or OMP_NUM_THREADS={value} before the command",
+        unnamed={"lightning": _always, "torchrun": _always, "composer": _always},
+        process_line=lambda threads: f"torch.set_num_threads({threads})",
         reasons={
             "accelerate": "accelerate launch --num_cpu_threads_per_process {value}",
             "axolotl": "OMP_NUM_THREADS={value} before the command",
@@ -552,6 +593,13 @@ SETTINGS = (
             ),
         ),
         elsewhere="start {value} processes: torchrun --nproc-per-node {value}",
+        names={
+            "lightning": Name("devices", is_own=True),
+            "deepspeed": Name("train_batch_size", is_own=True),
+            "torchrun": Name("nproc_per_node", is_own=True),
+        },
+        # On a CPU, accelerate launch and Ultralytics start one process.
+        unnamed={"accelerate": _on_gpu, "ultralytics": _on_gpu},
         reasons={
             "accelerate": "accelerate launch starts one process on a CPU, unless mpirun_config has a hostfile; start "
             "{value} by ACCELERATE_USE_CPU=true torchrun --nproc-per-node {value}, with ACCELERATE_MIXED_PRECISION",
@@ -592,6 +640,7 @@ SETTINGS = (
         elsewhere="DistributedDataParallel takes it: bucket_cap_mb={value!r}",
         names={
             "hf": Name("ddp_bucket_cap_mb", is_whole=True),
+            "deepspeed": Name("zero_optimization.reduce_bucket_size", is_own=True),
             "axolotl": Name("ddp_bucket_cap_mb", is_whole=True),
         },
     ),
@@ -625,6 +674,7 @@ SETTINGS = (
             ranges.facts.has_unused_parameters or ranges.ddp.find_unused_parameters,
         ),
         explains="often",
+        unnamed={"ultralytics": lambda found: not found.config.compile},
         names={
             "hf": Name("ddp_find_unused_parameters", kind="flag"),
             "axolotl": Name("ddp_find_unused_parameters", kind="flag"),
@@ -640,12 +690,14 @@ SETTINGS = (
             "hf": Name("ddp_broadcast_buffers", kind="flag"),
             "axolotl": Name("ddp_broadcast_buffers", kind="flag"),
         },
+        unnamed={"timm": _always, "ultralytics": _always},
     ),
     Setting(
         "ddp.comm_hook",
         tried=lambda ranges: (None, *ranges.hooks, ranges.ddp.comm_hook),
         explains="often",
         elsewhere="DistributedDataParallel takes it: register_comm_hook, for {value}",
+        names={"deepspeed": Name("communication_data_type", is_own=True)},
         reasons={
             "accelerate": "Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(comm_hook=...)]) in your script",
         },
@@ -663,6 +715,10 @@ SETTINGS = (
         }[config.numa_binding],
         elsewhere="config.prepare binds in your own loop; next to NVIDIA's and AMD's GPUs: torchrun --numa-binding "
         "{value}",
+        names={
+            "accelerate": Name("enable_cpu_affinity", is_own=True),
+            "torchrun": Name("numa_binding", is_own=True),
+        },
         reasons={
             "accelerate": "its enable_cpu_affinity is numa_binding node, next to NVIDIA's GPUs alone; config.prepare "
             "binds in your own loop",
@@ -680,6 +736,7 @@ SETTINGS = (
         elsewhere="your optimizer takes it: lr={value!r}",
         names={
             "hf": Name("learning_rate", kind="number", own=5e-5),
+            "deepspeed": Name("optimizer.params.lr", is_own=True),
             "timm": Name(
                 "lr"
             ),  # without it train.py works one out from lr_base and the global batch
