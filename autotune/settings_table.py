@@ -33,6 +33,7 @@ _OWN_INIT_FN = (
     "limits them, and "
     "training too"
 )
+_IDLE_WITH_TF_DATA = {"tf_data": lambda _, facts, __: facts.is_tf_data}
 _KEEPS_ORDER = "its loader keeps the order"
 _PERSIST_BY_THEMSELVES = "its workers persist by themselves"
 
@@ -100,6 +101,10 @@ class Setting:
     """Parts whose throughput depends on it."""
     needs: str | None = None
     """The setting without which this one must be neutral."""
+    is_of_group: bool = False
+    """True if it says which devices train together, and how."""
+    is_placeholder: bool = False
+    """True if it may be a placeholder of a command."""
     is_loader_argument: bool = False
     """True if it is an argument of torch's DataLoader of this name."""
     tried: Callable[[Ranges], Iterable[SettingValue]] | None = None
@@ -125,6 +130,8 @@ class Setting:
     memory: Memory | None = None
     words: Callable[[TrainingConfig], str] | None = None
     """Describe its value in a few words; None: it has none of its own."""
+    left_on: str | None = None
+    """The user's code that switches it on, if a configuration without it does not switch it off."""
     elsewhere: str | None = None
     """Remedy if a framework can't take it; None: an argument in the user's own loop."""
     names: Mapping[str, Name] = field(default_factory=dict)
@@ -210,6 +217,7 @@ SETTINGS = (
     Setting(
         "micro_batch_size",
         neutral=32,
+        is_placeholder=True,
         sides=("loader", "device"),
         tried=lambda ranges: ranges.batch_sizes,
         is_in_curves=True,
@@ -253,6 +261,7 @@ SETTINGS = (
     Setting(
         "grad_accum_steps",
         neutral=1,
+        is_placeholder=True,
         tried=lambda ranges: ranges.accumulations,
         effects=(
             Effect({"samples": 0.05}, lambda config: log2(config.grad_accum_steps), length=2.0),
@@ -278,6 +287,7 @@ SETTINGS = (
     Setting(
         "num_workers",
         neutral=0,
+        is_placeholder=True,
         sides=("loader",),
         is_loader_argument=True,
         tried=lambda ranges: range(ranges.most_workers_of_a_rank + 1),
@@ -300,6 +310,7 @@ SETTINGS = (
     Setting(
         "amp_dtype",
         neutral="float32",
+        is_placeholder=True,
         tried=lambda ranges: ranges.environment.native_amp_dtypes,
         idle={
             "no_nvidia_gpu": lambda dtype, _, machine: (
@@ -380,7 +391,7 @@ SETTINGS = (
     Setting(
         "cudnn_benchmark",
         neutral=False,
-        tried=lambda ranges: ranges.cudnn_benchmarks,
+        tried=lambda ranges: (*ranges.cudnn_searches, ranges.baseline.cudnn_benchmark),
         # A model without modules that convolve may convolve all the same.
         idle={"no_cudnn": lambda _, __, machine: not machine.has_cuda_graphs},
         is_kept=True,
@@ -391,6 +402,7 @@ SETTINGS = (
         words=lambda config: f"cudnn.benchmark {'on' if config.cudnn_benchmark else 'off'}",
         names={"lightning": Name("benchmark", is_rare=True)},
         unnamed={"timm": _on_gpu, "composer": _always},
+        left_on="torch.backends.cudnn.benchmark = True",
         process_line=lambda _: "torch.backends.cudnn.benchmark = True",
         reasons={
             "axolotl": "its models have no convolutions",
@@ -413,6 +425,7 @@ SETTINGS = (
         guess=True,
         effects=(Effect({"samples": 0.05, "per_step": 0.5, "launching": 0.2}),),
         words=lambda config: "fused optimizer" if config.fused else "optimizer as it is",
+        left_on="fused=True of the optimizer",
         elsewhere="your optimizer takes it: fused=True",
         names={"deepspeed": Name("optimizer.params.fused", is_own=True)},
         reasons={
@@ -473,7 +486,7 @@ SETTINGS = (
         needs="num_workers",
         is_loader_argument=True,
         tried=lambda ranges: (False, not ranges.facts.is_tf_data),
-        idle={"tf_data": lambda _, facts, __: facts.is_tf_data},
+        idle=_IDLE_WITH_TF_DATA,
         guess=True,
         effects=(Effect({"items": 0.15}),),
         words=lambda config: "persistent" if config.persistent_workers else "not persistent",
@@ -502,8 +515,8 @@ SETTINGS = (
         "worker_threads",
         sides=("loader",),
         needs="num_workers",
-        tried=lambda ranges: (*ranges.worker_threads, ranges.baseline.worker_threads),
-        idle={"tf_data": lambda _, facts, __: facts.is_tf_data},
+        tried=lambda ranges: (*ranges.threads_in_workers, ranges.baseline.worker_threads),
+        idle=_IDLE_WITH_TF_DATA,
         is_kept=True,
         effects=(Effect({"items": 0.4}),),
         words=lambda config: f"{config.worker_threads or 'default'} threads a worker",
@@ -527,7 +540,7 @@ SETTINGS = (
         tried=lambda ranges: (
             ranges.baseline.multiprocessing_context,
         ),  # others only where the user lists them
-        idle={"tf_data": lambda _, facts, __: facts.is_tf_data},
+        idle=_IDLE_WITH_TF_DATA,
         is_kept=True,
         explains="often",  # such as a dataset that can't be pickled
         effects=(Effect({"items": 0.1}),),
@@ -541,6 +554,7 @@ SETTINGS = (
         "prefetch_factor",
         sides=("loader",),
         needs="num_workers",
+        is_placeholder=True,
         is_loader_argument=True,
         torch_value=lambda config: config.batches_per_worker,
         tried=lambda ranges: ranges.prefetch_factors,
@@ -583,6 +597,7 @@ SETTINGS = (
     Setting(
         "world_size",
         neutral=1,
+        is_of_group=True,
         sides=("loader", "device", "copy"),
         tried=lambda ranges: ranges.rank_counts,
         effects=(
@@ -612,6 +627,7 @@ SETTINGS = (
     Setting(
         "strategy",
         neutral="single",
+        is_of_group=True,
         sides=("loader", "device", "copy"),
         tried=lambda ranges: ranges.strategies,
         explains="often",
@@ -628,6 +644,7 @@ SETTINGS = (
     ),
     Setting(
         "ddp",
+        is_of_group=True,
         effects=(
             Effect({"samples": 0.1}),
             Effect({"exchange": 0.3}, lambda config: (config.strategy, config.ddp)),
@@ -731,6 +748,7 @@ SETTINGS = (
     Setting(
         "lr",
         neutral=1e-3,
+        is_placeholder=True,
         sides=(),
         words=lambda config: f"lr {config.lr:.4g}",
         elsewhere="your optimizer takes it: lr={value!r}",

@@ -51,6 +51,7 @@ READ_PART = "read_part"
 """Key in the validation context of the function that reads a part of the workload from text."""
 
 StartMethod = Literal["fork", "spawn", "forkserver"]
+BatchSetting = Literal["micro_batch_size", "max_tokens"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,7 +321,7 @@ class WorkloadFacts(FrozenModel):
     """Settings of the DataLoader and the optimizer that were given."""
 
     @property
-    def batch_setting(self) -> Literal["micro_batch_size", "max_tokens"]:
+    def batch_setting(self) -> BatchSetting:
         """The setting that is searched for the batch; the other one follows it, or is not used."""
         return "max_tokens" if self.has_token_budget else "micro_batch_size"
 

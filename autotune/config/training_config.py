@@ -250,14 +250,19 @@ class TrainingConfig(FrozenModel):
     @property
     def global_batch_size(self) -> int:
         """Samples per optimizer step over all ranks; an average with a token budget."""
-        return self.micro_batch_size * self.grad_accum_steps * self.world_size
+        return self.micro_batch_size * self.passes_per_step
+
+    @property
+    def passes_per_step(self) -> int:
+        """Forward and backward passes per optimizer step, over all ranks."""
+        return self.grad_accum_steps * self.world_size
 
     def global_batch_ratio(self, other: TrainingConfig) -> float:
         """Return this global batch divided by another's, in tokens if both have a budget, else in samples."""
         if self.max_tokens is None or other.max_tokens is None:
             return self.global_batch_size / other.global_batch_size
-        own = self.max_tokens * self.grad_accum_steps * self.world_size
-        return own / (other.max_tokens * other.grad_accum_steps * other.world_size)
+        own = self.max_tokens * self.passes_per_step
+        return own / (other.max_tokens * other.passes_per_step)
 
     @property
     def records_graphs(self) -> bool:
@@ -455,3 +460,5 @@ LOADER_ARGUMENTS = tuple(
 """Settings that are arguments of torch.utils.data.DataLoader, by its names."""
 LOADER_SETTINGS = tuple(name for name in TrainingConfig.model_fields if BY_NAME[name].is_of_loader)
 """Settings that affect the loader and not the step."""
+UNMEASURED = {setting.name for setting in SETTINGS if not setting.sides}
+"""Settings on which no throughput depends."""
