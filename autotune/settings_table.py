@@ -325,7 +325,7 @@ SETTINGS = (
             Effect({"samples": 0.3, "per_micro_batch": 0.18, "launching": 0.3, "shortfall": 0.05}),
         ),
         words=lambda config: config.amp_dtype,
-        unnamed={"lightning": lambda found: found.config.amp_dtype == "tf32"},
+        unnamed={"lightning": lambda found: found.config.is_tf32},
         process_line=lambda dtype: (
             'torch.set_float32_matmul_precision("high")' if dtype == "tf32" else ""
         ),

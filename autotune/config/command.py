@@ -21,7 +21,7 @@ from autotune.config.training_config import TORCH_PREFETCH_FACTOR, TrainingConfi
 from autotune.settings_table import BY_NAME
 
 PLACEHOLDERS = tuple(name for name in TrainingConfig.model_fields if BY_NAME[name].is_placeholder)
-"""Settings that may be placeholders of a command, such as `--batch-size {micro_batch_size}`."""
+"""Settings that may be placeholders of a command, such as `--lr {lr}`."""
 _PLACE = re.compile(r"(?<!\$)\{([A-Za-z0-9_-]+)\}")  # ${name} is the shell's
 _NEAR = 0.7
 """Least similarity of an unknown name to a placeholder's to be taken for one: {batch_size} has 0.77,

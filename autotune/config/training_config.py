@@ -216,6 +216,11 @@ class TrainingConfig(FrozenModel):
         return self.ddp or DdpConfig()
 
     @property
+    def is_tf32(self) -> bool:
+        """True if products of float32 matrices may take TF32."""
+        return self.amp_dtype == "tf32"
+
+    @property
     def is_half(self) -> bool:
         """True if forward pass and loss run under autocast, in bfloat16 or float16."""
         return self.amp_dtype in _AUTOCAST
@@ -419,7 +424,7 @@ class TrainingConfig(FrozenModel):
         from autotune.apply.precision import tf32_products
 
         device_type = torch.device(device).type
-        if self.amp_dtype == "tf32":
+        if self.is_tf32:
             return tf32_products()
         if self.amp_dtype == "float32":
             return torch.autocast(device_type, enabled=False)

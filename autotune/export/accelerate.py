@@ -117,8 +117,7 @@ def from_accelerate(given: Mapping[str, Any]) -> Reading:
     found = reading(plain, ACCELERATE)
     is_group = kind.startswith("MULTI_")
     if is_group and count is not None:
-        found.take("world_size", "num_processes", count)
-        found.take("strategy", "distributed_type", "ddp")
+        found.take_ranks("num_processes", count, launcher="distributed_type")
     elif not is_group and kind != "NO":
         found.unread["distributed_type"] = (
             f"{kind!r} does not run in trials; they take DistributedDataParallel"

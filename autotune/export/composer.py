@@ -21,6 +21,7 @@ from autotune.export.table import (
     export,
     optimizer_note,
     script_head,
+    tf32_default,
 )
 
 COMPOSER = Table(
@@ -76,8 +77,4 @@ def _defaults(found: Wanted) -> Defaults:
             "train_dataloader",
             "loads the batch of a whole optimizer step at once; trials loaded it in parts",
         )
-    if found.config.amp_dtype == "float32" and found.device != "cpu":
-        yield (
-            "DeviceGPU.allow_tf32",
-            "true: matrix products take TF32; trials computed in float32",
-        )
+    yield from tf32_default(found, "DeviceGPU.allow_tf32")

@@ -151,8 +151,7 @@ def _take_total(found: Reading, total: object) -> None:
             f"{total} is no multiple of {micro} samples x {steps} steps, as DeepSpeed demands"
         )
     elif ranks > 1:
-        found.take("world_size", _TOTAL, ranks)
-        found.take("strategy", _TOTAL, "ddp")
+        found.take_ranks(_TOTAL, ranks, launcher=_TOTAL)
 
 
 def _element_bytes(flat: Mapping[str, Any]) -> int:

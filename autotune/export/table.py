@@ -274,6 +274,12 @@ def optimizer_default(found: Wanted, table: Table) -> tuple[str, str]:
     return str(table.optimizer), f"{FUSED_ADAMW}; trials trained with your own optimizer, or SGD"
 
 
+def tf32_default(found: Wanted, name: str) -> Defaults:
+    """Yield that a target allows TF32 by default, if float32 is wanted on a GPU."""
+    if found.config.amp_dtype == "float32" and found.device != "cpu":
+        yield name, "true: matrix products take TF32; trials computed in float32"
+
+
 def _is_fused_adamw(found: Wanted, table: Table) -> bool:
     return bool(table.optimizer and found.config.fused and found.optimizer == "AdamW")
 
@@ -384,6 +390,17 @@ class Reading:
         else:
             self.baseline[setting] = value
             self.origins[setting] = name
+
+    def take_ranks(self, name: str, ranks: object, *, launcher: str) -> None:
+        """Set the number of ranks under DistributedDataParallel.
+
+        Args:
+            name: Name of their number in the file.
+            ranks: The number.
+            launcher: Name in the file that says how they train.
+        """
+        self.take("world_size", name, ranks)
+        self.take("strategy", launcher, "ddp")
 
     @property
     def assumed(self) -> Mapping[str, Any]:

@@ -6,7 +6,16 @@ timm/data/loader.py and optim/_optim_factory.py.
 
 from __future__ import annotations
 
-from autotune.export.table import Defaults, Export, Table, Wanted, as_options, carried, export
+from autotune.export.table import (
+    Defaults,
+    Export,
+    Table,
+    Wanted,
+    as_options,
+    carried,
+    export,
+    tf32_default,
+)
 
 TIMM = Table(
     target="timm",
@@ -40,13 +49,9 @@ def _defaults(found: Wanted) -> Defaults:
     own = "sgd with momentum 0.9 and weight decay 2e-5"
     yield "opt", f"{own}; trials trained with your own optimizer, or plain SGD"
     yield "sched", "cosine, after 5 warm-up epochs; trials kept the learning rate as it is"
-    if found.config.num_workers and not found.config.persistent_workers:
+    if found.config.has_workers and not found.config.persistent_workers:
         yield "persistent_workers", "true: workers stay between epochs; in trials they did not"
-    if found.config.amp_dtype == "float32" and found.device != "cpu":
-        yield (
-            "allow_tf32",
-            "matrix products on a GPU take TF32 by themselves; trials computed in float32",
-        )
+    yield from tf32_default(found, "allow_tf32")
     if found.device != "cpu" and not found.config.cudnn_benchmark:
         yield (
             "torch.backends.cudnn.benchmark",

@@ -74,10 +74,10 @@ def _defaults(found: Wanted) -> Defaults:
         "3: learning rate, momentum and accumulation rise meanwhile; trials kept them as they are",
     )
     yield "lrf", "0.01: the learning rate falls to a hundredth; trials kept it as it is"
-    if found.config.num_workers and found.config.prefetch_factor is None:
+    if found.config.has_workers and found.config.prefetch_factor is None:
         yield "prefetch_factor", "4; trials had torch's own, 2"
     for name in ("pin_memory", "persistent_workers"):
-        if found.config.num_workers and not found.values[name]:
+        if found.config.has_workers and not found.values[name]:
             yield name, "true; trials ran without"
     if found.config.intra_op_threads is None:
         yield "OMP_NUM_THREADS", "1 where it is not set; trials had torch's own"
