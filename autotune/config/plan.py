@@ -442,7 +442,7 @@ class SearchSpace(_domains_of(TrainingConfig, ddp=DdpSpace | None)):  # type: ig
     """
 
     def given(self) -> dict[str, Domain]:
-        """Return the settings that the user gave, by name, those of `ddp` as "ddp.bucket_cap_mb" and so on."""
+        """Return the settings that the user gave, by their names in settings_table."""
         found = {name: getattr(self, name) for name in self.model_fields_set - {"ddp"}}
         if self.ddp is not None:
             found |= {

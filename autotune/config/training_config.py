@@ -61,7 +61,6 @@ NEUTRAL_WITHOUT_WORKERS = {
     setting.name: setting.neutral for setting in SETTINGS if setting.needs == "num_workers"
 }
 """Settings that only loader workers use, each with the value that it must have without workers."""
-_NEEDED = {"num_workers": "loader workers", "compile": "compile: true"}
 
 
 def _contradictions(config: TrainingConfig) -> Iterator[str]:
@@ -81,7 +80,7 @@ def _contradictions(config: TrainingConfig) -> Iterator[str]:
         if value != setting.neutral:
             seen = f"{needs}={getattr(config, needs)} and {setting.name}={value!r}"
             yield (
-                f"{setting.name} needs {_NEEDED[needs]}, but got {seen}; "
+                f"{setting.name} needs {needs}, but got {seen}; "
                 f"leave {setting.name} out or set {needs}"
             )
     if config.strategy == "single" and config.world_size != 1:

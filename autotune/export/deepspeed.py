@@ -27,6 +27,8 @@ from autotune.export.table import (
 )
 
 _TOTAL = "train_batch_size"
+_BUCKET = "zero_optimization.reduce_bucket_size"
+_HOOK = "communication_data_type"
 DEEPSPEED = Table(
     target="deepspeed",
     title="DeepSpeed's file",
@@ -85,9 +87,9 @@ def to_deepspeed(found: Wanted) -> Export:
         flat["optimizer.params.fused"] = True
     if ddp.bucket_cap_mb is not None:
         elements = round(ddp.bucket_cap_mb * _MIB / _element_bytes(flat))
-        flat["zero_optimization.reduce_bucket_size"] = max(1, elements)
+        flat[_BUCKET] = max(1, elements)
     if ddp.comm_hook in _COMMUNICATED:
-        flat["communication_data_type"] = ddp.comm_hook
+        flat[_HOOK] = ddp.comm_hook
     settings = nested(flat)
     return export(
         found,
@@ -108,15 +110,12 @@ def from_deepspeed(given: Mapping[str, Any]) -> Reading:
         kind = dtype.removeprefix("torch.")
         section = {"bfloat16": "bf16", "float16": "fp16"}.get(kind, "fp32")
         plain[f"{section}.enabled"] = True
-    found = reading(plain, DEEPSPEED)
-    baseline = found.baseline
-    bucket = baseline.get("ddp.bucket_cap_mb")
+    bucket = plain.get(_BUCKET)
     if isinstance(bucket, int | float) and not isinstance(bucket, bool):
-        baseline["ddp.bucket_cap_mb"] = bucket * _element_bytes(plain) / _MIB
-    if str(baseline.get("ddp.comm_hook")) not in _COMMUNICATED:
-        # such as fp32, which is no hook
-        baseline.pop("ddp.comm_hook", None)
-        found.origins.pop("ddp.comm_hook", None)
+        plain[_BUCKET] = bucket * _element_bytes(plain) / _MIB
+    if str(plain.get(_HOOK)) not in {*_COMMUNICATED, "auto"}:
+        plain.pop(_HOOK, None)  # such as fp32, which is no hook
+    found = reading(plain, DEEPSPEED)
     if total == "auto":
         found.take("micro_batch_size", _TOTAL, total)
     elif total is not None:

@@ -373,7 +373,7 @@ class Reading:
     """Settings read from a framework's file."""
 
     baseline: dict[str, Any] = field(default_factory=dict)
-    """Values by setting, those of DDP as "ddp.bucket_cap_mb"."""
+    """Values by setting, by its name in settings_table."""
     origins: dict[str, str] = field(default_factory=dict)
     """Name in the file by setting; settings with a default of the target have none."""
     unread: dict[str, str] = field(default_factory=dict)
@@ -514,7 +514,7 @@ class Dropped(NamedTuple):
     """A setting that the export can't carry."""
 
     setting: str
-    """Name of the setting, such as "channels_last" or "ddp.comm_hook"."""
+    """Name of the setting in settings_table."""
     reason: str
     """Reason, and where to set it instead."""
 
@@ -551,7 +551,7 @@ class Wanted:
 
     config: TrainingConfig
     values: Mapping[str, Any]
-    """Its values by name, those of DDP as "ddp.bucket_cap_mb"."""
+    """Its values by their names in settings_table."""
     changed: frozenset[str]
     """Names of values that differ from a default TrainingConfig, whose values are torch's defaults."""
     device: str | None

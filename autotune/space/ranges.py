@@ -386,7 +386,7 @@ class Ranges(dict[str, Domain]):
 def default_ranges(basis: Basis) -> dict[str, Domain]:
     """Return a domain for every setting: the user's, or a range that suits workload and machine.
 
-    Settings of DistributedDataParallel, such as "ddp.bucket_cap_mb", are included if it is tried.
+    Settings of DistributedDataParallel are included if it is tried.
     """
     domains = Ranges(basis)
     has_ddp = bool(group_sizes(domains))

@@ -171,8 +171,7 @@ class ResolvedSpace:
     """A domain for every setting, and the facts that composing a configuration needs."""
 
     domains: Mapping[str, Domain]
-    """Domains by setting; those of DistributedDataParallel, such as "ddp.static_graph", only if it is
-    tried."""
+    """Domains by setting; those of DistributedDataParallel only if it is tried."""
     given: Mapping[str, Domain]
     """Settings that the user gave, by name."""
     baseline: TrainingConfig
