@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from autotune.config.environment import Environment
     from autotune.config.plan import SettingValue, WorkloadFacts
     from autotune.config.training_config import TrainingConfig
+    from autotune.export.table import Wanted
     from autotune.space.ranges import Ranges
 
 
@@ -32,6 +33,7 @@ _OWN_INIT_FN = (
     "limits them, and "
     "training too"
 )
+_IDLE_WITH_TF_DATA = {"tf_data": lambda _, facts, __: facts.is_tf_data}
 _KEEPS_ORDER = "its loader keeps the order"
 _PERSIST_BY_THEMSELVES = "its workers persist by themselves"
 _CHECK_THE_LOSS = "check that the loss still falls as before"
@@ -56,6 +58,8 @@ class Name:
     """True if the framework only takes whole numbers."""
     among: tuple[object, ...] = ()
     """Values that the framework supports; (): all."""
+    is_own: bool = False
+    """True if the framework's module in export/ writes it, where it can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,10 @@ class Setting:
     """Parts whose throughput depends on it."""
     needs: str | None = None
     """The setting without which this one must be neutral."""
+    is_of_group: bool = False
+    """True if it says which devices train together, and how."""
+    is_placeholder: bool = False
+    """True if it may be a placeholder of a command."""
     is_loader_argument: bool = False
     """True if it is an argument of torch's DataLoader of this name."""
     tried: Callable[[Ranges], Iterable[SettingValue]] | None = None
@@ -133,10 +141,17 @@ class Setting:
     """True to describe it even if it has torch's default."""
     caution: str | None = None
     """Advice on what to check after changing it."""
+    left_on: str | None = None
+    """The user's code that switches it on, if a configuration without it does not switch it off."""
     elsewhere: str | None = None
     """Remedy if a framework can't take it; None: an argument in the user's own loop."""
     names: Mapping[str, Name] = field(default_factory=dict)
     """Its names by framework."""
+    unnamed: Mapping[str, Callable[[Wanted], bool]] = field(default_factory=dict)
+    """Frameworks that take a value other than the neutral one without a name, in an export's text
+    or by themselves, and when."""
+    process_line: Callable[[Any], str] | None = None
+    """Return the line of Python that sets such a value for the process; "" if there is none."""
     reasons: Mapping[str, str] = field(default_factory=dict)
     """Remedies by framework, where they differ from `elsewhere`."""
 
@@ -164,6 +179,15 @@ class Setting:
     def is_of_kernels(self) -> bool:
         """True if the device runs other kernels for each value."""
         return self.explains is not None and "loader" not in self.sides and not self.is_of_ddp
+
+
+def _always(_: Wanted) -> bool:
+    return True
+
+
+def _on_gpu(found: Wanted) -> bool:
+    """Return False if the device is known to be the CPU."""
+    return found.device != "cpu"
 
 
 def format_ddp(config: TrainingConfig) -> str:
@@ -204,6 +228,7 @@ SETTINGS = (
     Setting(
         "micro_batch_size",
         neutral=32,
+        is_placeholder=True,
         sides=("loader", "device"),
         tried=lambda ranges: ranges.batch_sizes,
         is_in_curves=True,
@@ -226,6 +251,7 @@ SETTINGS = (
             "deepspeed": Name("train_micro_batch_size_per_gpu"),
             "timm": Name("batch_size"),
             "axolotl": Name("micro_batch_size", own=1),
+            "ultralytics": Name("batch", is_own=True),
             "composer": Name("device_train_microbatch_size"),
         },
     ),
@@ -249,6 +275,7 @@ SETTINGS = (
     Setting(
         "grad_accum_steps",
         neutral=1,
+        is_placeholder=True,
         tried=lambda ranges: ranges.accumulations,
         effects=(
             Effect({"samples": 0.05}, lambda config: log2(config.grad_accum_steps), length=2.0),
@@ -262,7 +289,9 @@ SETTINGS = (
             "deepspeed": Name("gradient_accumulation_steps"),
             "timm": Name("grad_accum_steps"),
             "axolotl": Name("gradient_accumulation_steps", own=1),
+            "ultralytics": Name("nbs", is_own=True),
         },
+        unnamed={"composer": lambda found: not found.has_budget},
         reasons={
             "accelerate": "Accelerator(gradient_accumulation_steps={value}) and `with accelerator.accumulate(model)` "
             "in your script, or ACCELERATE_GRADIENT_ACCUMULATION_STEPS={value} in the environment",
@@ -273,6 +302,7 @@ SETTINGS = (
     Setting(
         "num_workers",
         neutral=0,
+        is_placeholder=True,
         sides=("loader",),
         is_loader_argument=True,
         tried=lambda ranges: range(ranges.most_workers_of_a_rank + 1),
@@ -296,6 +326,7 @@ SETTINGS = (
     Setting(
         "amp_dtype",
         neutral="float32",
+        is_placeholder=True,
         tried=lambda ranges: ranges.environment.native_amp_dtypes,
         idle={
             "no_nvidia_gpu": lambda dtype, _, machine: (
@@ -313,6 +344,10 @@ SETTINGS = (
         words=lambda config: config.amp_dtype,
         is_always_named=True,
         caution=_CHECK_THE_LOSS,
+        unnamed={"lightning": lambda found: found.config.is_tf32},
+        process_line=lambda dtype: (
+            'torch.set_float32_matmul_precision("high")' if dtype == "tf32" else ""
+        ),
     ),
     Setting(
         "compile",
@@ -332,9 +367,13 @@ SETTINGS = (
         elsewhere="in your script: model = torch.compile(model)",
         names={
             "hf": Name("torch_compile", kind="flag"),
+            "accelerate": Name("dynamo_config.dynamo_backend", is_own=True),
+            "timm": Name("torchcompile", is_own=True),
             "axolotl": Name("torch_compile", kind="flag"),
             "ultralytics": Name("compile"),  # or a mode of torch.compile
+            "composer": Name("compile_config", is_own=True),
         },
+        unnamed={"lightning": _always},
         reasons={"deepspeed": "in your script: engine.compile()"},
     ),
     Setting(
@@ -355,13 +394,17 @@ SETTINGS = (
         elsewhere="in your script: torch.compile(model, mode={value!r})",
         names={
             "hf": Name("torch_compile_mode", is_rare=True),
+            "accelerate": Name("dynamo_config.dynamo_mode", is_own=True),
             "timm": Name("torchcompile_mode", is_rare=True),
             "axolotl": Name(
                 "torch_compile_mode",
                 is_rare=True,
                 among=("default", "reduce-overhead", "max-autotune"),
             ),
+            "ultralytics": Name("compile", is_own=True),
+            "composer": Name("compile_config.mode", is_own=True),
         },
+        unnamed={"lightning": _always},
         reasons={
             "deepspeed": "in your script: engine.compile(compile_kwargs=dict(mode={value!r}))"
         },
@@ -369,7 +412,7 @@ SETTINGS = (
     Setting(
         "cudnn_benchmark",
         neutral=False,
-        tried=lambda ranges: ranges.cudnn_benchmarks,
+        tried=lambda ranges: (*ranges.cudnn_searches, ranges.baseline.cudnn_benchmark),
         # A model without modules that convolve may convolve all the same.
         idle={"no_cudnn": lambda _, __, machine: not machine.has_cuda_graphs},
         is_kept=True,
@@ -378,8 +421,10 @@ SETTINGS = (
         effects=(Effect({"samples": 0.1}),),
         memory=Memory(0.1, lambda config: config.cudnn_benchmark),
         words=lambda config: f"cudnn.benchmark {'on' if config.cudnn_benchmark else 'off'}",
-        elsewhere="in your script: torch.backends.cudnn.benchmark = True",
         names={"lightning": Name("benchmark", is_rare=True)},
+        unnamed={"timm": _on_gpu, "composer": _always},
+        left_on="torch.backends.cudnn.benchmark = True",
+        process_line=lambda _: "torch.backends.cudnn.benchmark = True",
         reasons={
             "axolotl": "its models have no convolutions",
             "ultralytics": "it has no switch for it, and its own deterministic=True stands against it",
@@ -402,7 +447,9 @@ SETTINGS = (
         guess=True,
         effects=(Effect({"samples": 0.05, "per_step": 0.5, "launching": 0.2}),),
         words=lambda config: "fused optimizer" if config.fused else "optimizer as it is",
+        left_on="fused=True of the optimizer",
         elsewhere="your optimizer takes it: fused=True",
+        names={"deepspeed": Name("optimizer.params.fused", is_own=True)},
         reasons={
             "hf": "of its optimizers only AdamW is fused, as optim adamw_torch_fused; give your Trainer an optimizer "
             "of your own, made with fused=True: optimizers=(optimizer, None)",
@@ -432,6 +479,7 @@ SETTINGS = (
             "timm": Name("channels_last"),
             "ultralytics": Name("channels_last"),  # left out, it is on wherever CUDA trains
         },
+        unnamed={"lightning": _always, "composer": _always},
         reasons={"axolotl": "its models have no images"},
     ),
     Setting(
@@ -451,6 +499,7 @@ SETTINGS = (
             "timm": Name("pin_mem"),
             "axolotl": Name("dataloader_pin_memory", kind="flag"),
         },
+        unnamed={"ultralytics": lambda found: found.config.has_workers},
         reasons={"ultralytics": "its loader pins by itself"},
     ),
     Setting(
@@ -460,11 +509,12 @@ SETTINGS = (
         needs="num_workers",
         is_loader_argument=True,
         tried=lambda ranges: (False, not ranges.facts.is_tf_data),
-        idle={"tf_data": lambda _, facts, __: facts.is_tf_data},
+        idle=_IDLE_WITH_TF_DATA,
         guess=True,
         effects=(Effect({"items": 0.15}),),
         words=lambda config: "persistent" if config.persistent_workers else "not persistent",
         names={"hf": Name("dataloader_persistent_workers", kind="flag")},
+        unnamed={"timm": _always, "ultralytics": _always},
         reasons={
             "timm": _PERSIST_BY_THEMSELVES,
             "axolotl": "its workers start anew each epoch",
@@ -489,12 +539,13 @@ SETTINGS = (
         "worker_threads",
         sides=("loader",),
         needs="num_workers",
-        tried=lambda ranges: (*ranges.worker_threads, ranges.baseline.worker_threads),
-        idle={"tf_data": lambda _, facts, __: facts.is_tf_data},
+        tried=lambda ranges: (*ranges.threads_in_workers, ranges.baseline.worker_threads),
+        idle=_IDLE_WITH_TF_DATA,
         is_kept=True,
         effects=(Effect({"items": 0.4}),),
         words=lambda config: f"{config.worker_threads or 'default'} threads a worker",
         elsewhere="your DataLoader takes it: worker_init_fn=config.dataloader_kwargs()['worker_init_fn']",
+        unnamed={"ultralytics": lambda found: found.config.worker_threads == 1},
         reasons={
             "hf": "its Trainer gives workers a worker_init_fn of its own; call this in each worker before your "
             "dataset's first item: autotune.TrainingConfig(num_workers=1, "
@@ -513,7 +564,7 @@ SETTINGS = (
         tried=lambda ranges: (
             ranges.baseline.multiprocessing_context,
         ),  # others only where the user lists them
-        idle={"tf_data": lambda _, facts, __: facts.is_tf_data},
+        idle=_IDLE_WITH_TF_DATA,
         is_kept=True,
         explains="often",  # such as a dataset that can't be pickled
         effects=(Effect({"items": 0.1}),),
@@ -527,6 +578,7 @@ SETTINGS = (
         "prefetch_factor",
         sides=("loader",),
         needs="num_workers",
+        is_placeholder=True,
         is_loader_argument=True,
         torch_value=lambda config: config.batches_per_worker,
         tried=lambda ranges: ranges.prefetch_factors,
@@ -542,6 +594,7 @@ SETTINGS = (
             "hf": Name("dataloader_prefetch_factor"),  # None is left out: 0 workers refuse it
             "axolotl": Name("dataloader_prefetch_factor"),
         },
+        unnamed={"ultralytics": lambda found: found.config.prefetch_factor == 4},
         reasons={"timm": "its loader keeps torch's own, 2", "ultralytics": "its loader has 4"},
     ),
     Setting(
@@ -557,6 +610,8 @@ SETTINGS = (
         ),
         words=lambda config: f"{config.intra_op_threads or 'default'} threads",
         elsewhere="in your script: torch.set_num_threads({value}), or OMP_NUM_THREADS={value} before the command",
+        unnamed={"lightning": _always, "torchrun": _always, "composer": _always},
+        process_line=lambda threads: f"torch.set_num_threads({threads})",
         reasons={
             "accelerate": "accelerate launch --num_cpu_threads_per_process {value}",
             "axolotl": "OMP_NUM_THREADS={value} before the command",
@@ -566,6 +621,7 @@ SETTINGS = (
     Setting(
         "world_size",
         neutral=1,
+        is_of_group=True,
         sides=("loader", "device", "copy"),
         tried=lambda ranges: ranges.rank_counts,
         effects=(
@@ -577,6 +633,13 @@ SETTINGS = (
         ),
         worded_by="strategy",
         elsewhere="start {value} processes: torchrun --nproc-per-node {value}",
+        names={
+            "lightning": Name("devices", is_own=True),
+            "deepspeed": Name("train_batch_size", is_own=True),
+            "torchrun": Name("nproc_per_node", is_own=True),
+        },
+        # On a CPU, accelerate launch and Ultralytics start one process.
+        unnamed={"accelerate": _on_gpu, "ultralytics": _on_gpu},
         reasons={
             "accelerate": "accelerate launch starts one process on a CPU, unless mpirun_config has a hostfile; start "
             "{value} by ACCELERATE_USE_CPU=true torchrun --nproc-per-node {value}, with ACCELERATE_MIXED_PRECISION",
@@ -589,6 +652,7 @@ SETTINGS = (
     Setting(
         "strategy",
         neutral="single",
+        is_of_group=True,
         sides=("loader", "device", "copy"),
         tried=lambda ranges: ranges.strategies,
         explains="often",
@@ -605,6 +669,7 @@ SETTINGS = (
     ),
     Setting(
         "ddp",
+        is_of_group=True,
         effects=(
             Effect({"samples": 0.1}),
             Effect({"exchange": 0.3}, lambda config: (config.strategy, config.ddp)),
@@ -617,6 +682,7 @@ SETTINGS = (
         elsewhere="DistributedDataParallel takes it: bucket_cap_mb={value!r}",
         names={
             "hf": Name("ddp_bucket_cap_mb", is_whole=True),
+            "deepspeed": Name("zero_optimization.reduce_bucket_size", is_own=True),
             "axolotl": Name("ddp_bucket_cap_mb", is_whole=True),
         },
     ),
@@ -651,6 +717,7 @@ SETTINGS = (
             ranges.facts.has_unused_parameters or ranges.ddp.find_unused_parameters,
         ),
         explains="often",
+        unnamed={"ultralytics": lambda found: not found.config.compile},
         names={
             "hf": Name("ddp_find_unused_parameters", kind="flag"),
             "axolotl": Name("ddp_find_unused_parameters", kind="flag"),
@@ -666,6 +733,7 @@ SETTINGS = (
             "hf": Name("ddp_broadcast_buffers", kind="flag"),
             "axolotl": Name("ddp_broadcast_buffers", kind="flag"),
         },
+        unnamed={"timm": _always, "ultralytics": _always},
     ),
     Setting(
         "ddp.comm_hook",
@@ -673,6 +741,7 @@ SETTINGS = (
         caution=_CHECK_THE_LOSS,
         explains="often",
         elsewhere="DistributedDataParallel takes it: register_comm_hook, for {value}",
+        names={"deepspeed": Name("communication_data_type", is_own=True)},
         reasons={
             "accelerate": "Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(comm_hook=...)]) in your script",
         },
@@ -690,6 +759,10 @@ SETTINGS = (
         }[config.numa_binding],
         elsewhere="config.prepare binds in your own loop; next to NVIDIA's and AMD's GPUs: torchrun --numa-binding "
         "{value}",
+        names={
+            "accelerate": Name("enable_cpu_affinity", is_own=True),
+            "torchrun": Name("numa_binding", is_own=True),
+        },
         reasons={
             "accelerate": "its enable_cpu_affinity is numa_binding node, next to NVIDIA's GPUs alone; config.prepare "
             "binds in your own loop",
@@ -702,11 +775,13 @@ SETTINGS = (
     Setting(
         "lr",
         neutral=1e-3,
+        is_placeholder=True,
         sides=(),
         words=lambda config: f"lr {config.lr:.4g}",
         elsewhere="your optimizer takes it: lr={value!r}",
         names={
             "hf": Name("learning_rate", kind="number", own=5e-5),
+            "deepspeed": Name("optimizer.params.lr", is_own=True),
             "timm": Name(
                 "lr"
             ),  # without it train.py works one out from lr_base and the global batch

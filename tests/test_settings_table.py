@@ -24,7 +24,7 @@ def test_each_field_has_an_entry() -> None:
 def test_an_entry_names_what_there_is(setting: Setting) -> None:
     assert setting.neutral == {**TrainingConfig().by_name, "ddp": None}[setting.name]
     assert {cost for effect in setting.effects for cost in effect.sds} <= set(COSTS)
-    assert {*setting.names, *setting.reasons} <= TARGETS.keys()
+    assert {*setting.names, *setting.unnamed, *setting.reasons} <= TARGETS.keys()
     assert setting.needs is None or setting.needs in BY_NAME
     assert (setting.tried is not None) == (
         setting.is_of_ddp or setting.name in SearchSpace.model_fields.keys() - {"ddp"}

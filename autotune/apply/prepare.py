@@ -534,7 +534,7 @@ def prepared(
         set_threads(config.intra_op_threads, ranks_here)
     else:
         _bind(config, binding, place)
-    if config.amp_dtype == "tf32":
+    if config.is_tf32:
         tf32_products().__enter__()
     if config.compile:
         os.environ.update(compile_cache_variables())

@@ -18,16 +18,10 @@ from reprlib import repr as short_repr
 from typing import Literal
 
 from autotune.config.training_config import TORCH_PREFETCH_FACTOR, TrainingConfig
+from autotune.settings_table import BY_NAME
 
-PLACEHOLDERS = (
-    "micro_batch_size",
-    "grad_accum_steps",
-    "lr",
-    "amp_dtype",
-    "num_workers",
-    "prefetch_factor",
-)
-"""Settings that may be placeholders of a command, such as `--batch-size {micro_batch_size}`."""
+PLACEHOLDERS = tuple(name for name in TrainingConfig.model_fields if BY_NAME[name].is_placeholder)
+"""Settings that may be placeholders of a command, such as `--lr {lr}`."""
 _PLACE = re.compile(r"(?<!\$)\{([A-Za-z0-9_-]+)\}")  # ${name} is the shell's
 _NEAR = 0.7
 """Least similarity of an unknown name to a placeholder's to be taken for one: {batch_size} has 0.77,
@@ -106,7 +100,7 @@ def filled(command: Sequence[str], config: TrainingConfig) -> tuple[str, ...]:
         if name not in PLACEHOLDERS:
             return match[0]
         value = getattr(config, name)
-        # Of these, prefetch_factor alone may be None.
+        # Of these, the prefetch factor alone may be None.
         return str(TORCH_PREFETCH_FACTOR if value is None else value)
 
     return tuple(_PLACE.sub(value_of, word) for word in command)

@@ -30,6 +30,7 @@ from pydantic import (
     ValidationError,
     ValidationInfo,
     WithJsonSchema,
+    create_model,
     model_validator,
 )
 from pydantic.dataclasses import dataclass as validated_dataclass
@@ -41,7 +42,7 @@ from autotune.errors import remedy_of, rule_of
 from autotune.frozen import FrozenModel
 from autotune.note import Note
 from autotune.policy import POLICY, Policy
-from autotune.settings_table import DDP_PREFIX
+from autotune.settings_table import BY_NAME, DDP_PREFIX
 
 # The workload, and the facts that a probe finds about it. Only the worker opens live objects.
 
@@ -50,6 +51,7 @@ READ_PART = "read_part"
 """Key in the validation context of the function that reads a part of the workload from text."""
 
 StartMethod = Literal["fork", "spawn", "forkserver"]
+BatchSetting = Literal["micro_batch_size", "max_tokens"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,7 +321,7 @@ class WorkloadFacts(FrozenModel):
     """Settings of the DataLoader and the optimizer that were given."""
 
     @property
-    def batch_setting(self) -> Literal["micro_batch_size", "max_tokens"]:
+    def batch_setting(self) -> BatchSetting:
         """The setting that is searched for the batch; the other one follows it, or is not used."""
         return "max_tokens" if self.has_token_budget else "micro_batch_size"
 
@@ -416,53 +418,31 @@ def _checked(kind: Any, value: object, what: str) -> Any:
         raise ValueError(f"{value!r} can't be {what}: {reason}{remedy_of(first)}") from None
 
 
-_Setting = Annotated[Domain | None, BeforeValidator(partial(_parse_domain, TrainingConfig))]
-_DdpSetting = Annotated[Domain | None, BeforeValidator(partial(_parse_domain, DdpConfig))]
+def _domains_of(model: type[BaseModel], **others: Any) -> Any:
+    """Make a model with a domain for each searched field of another, which checks its values."""
+    domain = Annotated[Domain | None, BeforeValidator(partial(_parse_domain, model))]
+    prefix = DDP_PREFIX if model is DdpConfig else ""
+    fields = {
+        name: (others.get(name, domain), None)
+        for name in model.model_fields
+        if name in others or BY_NAME[prefix + name].tried is not None
+    }
+    return create_model(f"{model.__name__}Domains", __base__=FrozenModel, **fields)  # type: ignore[call-overload] # fields by name
 
 
-class DdpSpace(FrozenModel):
+class DdpSpace(_domains_of(DdpConfig)):  # type: ignore[misc] # a class that is made here
     """The settings of DistributedDataParallel to search, written like those of SearchSpace."""
 
-    bucket_cap_mb: _DdpSetting = None
-    first_bucket_mb: _DdpSetting = None
-    gradient_as_bucket_view: _DdpSetting = None
-    static_graph: _DdpSetting = None
-    find_unused_parameters: _DdpSetting = None
-    broadcast_buffers: _DdpSetting = None
-    comm_hook: _DdpSetting = None
 
-
-class SearchSpace(FrozenModel):
+class SearchSpace(_domains_of(TrainingConfig, ddp=DdpSpace | None)):  # type: ignore[misc] # as above
     """The settings to search: a list of choices, {low, high[, log]}, or one value, which fixes a setting.
 
-    A setting left out has a default range that fits machine and workload. The learning rate is not
-    searched; it follows the global batch by `objective.lr_rule`.
+    Its fields are those of TrainingConfig. A setting left out has a default range that fits machine
+    and workload. The learning rate is not searched; it follows the global batch by `objective.lr_rule`.
     """
 
-    micro_batch_size: _Setting = None
-    max_tokens: _Setting = None
-    grad_accum_steps: _Setting = None
-    amp_dtype: _Setting = None
-    num_workers: _Setting = None
-    prefetch_factor: _Setting = None
-    persistent_workers: _Setting = None
-    pin_memory: _Setting = None
-    in_order: _Setting = None
-    multiprocessing_context: _Setting = None
-    worker_threads: _Setting = None
-    channels_last: _Setting = None
-    compile: _Setting = None
-    compile_mode: _Setting = None
-    cudnn_benchmark: _Setting = None
-    fused: _Setting = None
-    intra_op_threads: _Setting = None
-    world_size: _Setting = None
-    strategy: _Setting = None
-    ddp: DdpSpace | None = None
-    numa_binding: _Setting = None
-
     def given(self) -> dict[str, Domain]:
-        """Return the settings that the user gave, by name, those of `ddp` as "ddp.bucket_cap_mb" and so on."""
+        """Return the settings that the user gave, by their names in settings_table."""
         found = {name: getattr(self, name) for name in self.model_fields_set - {"ddp"}}
         if self.ddp is not None:
             found |= {

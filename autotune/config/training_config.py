@@ -61,7 +61,6 @@ NEUTRAL_WITHOUT_WORKERS = {
     setting.name: setting.neutral for setting in SETTINGS if setting.needs == "num_workers"
 }
 """Settings that only loader workers use, each with the value that it must have without workers."""
-_NEEDED = {"num_workers": "loader workers", "compile": "compile: true"}
 
 
 def _contradictions(config: TrainingConfig) -> Iterator[str]:
@@ -81,7 +80,7 @@ def _contradictions(config: TrainingConfig) -> Iterator[str]:
         if value != setting.neutral:
             seen = f"{needs}={getattr(config, needs)} and {setting.name}={value!r}"
             yield (
-                f"{setting.name} needs {_NEEDED[needs]}, but got {seen}; "
+                f"{setting.name} needs {needs}, but got {seen}; "
                 f"leave {setting.name} out or set {needs}"
             )
     if config.strategy == "single" and config.world_size != 1:
@@ -216,6 +215,11 @@ class TrainingConfig(FrozenModel):
         return self.ddp or DdpConfig()
 
     @property
+    def is_tf32(self) -> bool:
+        """True if products of float32 matrices may take TF32."""
+        return self.amp_dtype == "tf32"
+
+    @property
     def is_half(self) -> bool:
         """True if forward pass and loss run under autocast, in bfloat16 or float16."""
         return self.amp_dtype in _AUTOCAST
@@ -250,14 +254,19 @@ class TrainingConfig(FrozenModel):
     @property
     def global_batch_size(self) -> int:
         """Samples per optimizer step over all ranks; an average with a token budget."""
-        return self.micro_batch_size * self.grad_accum_steps * self.world_size
+        return self.micro_batch_size * self.passes_per_step
+
+    @property
+    def passes_per_step(self) -> int:
+        """Forward and backward passes per optimizer step, over all ranks."""
+        return self.grad_accum_steps * self.world_size
 
     def global_batch_ratio(self, other: TrainingConfig) -> float:
         """Return this global batch divided by another's, in tokens if both have a budget, else in samples."""
         if self.max_tokens is None or other.max_tokens is None:
             return self.global_batch_size / other.global_batch_size
-        own = self.max_tokens * self.grad_accum_steps * self.world_size
-        return own / (other.max_tokens * other.grad_accum_steps * other.world_size)
+        own = self.max_tokens * self.passes_per_step
+        return own / (other.max_tokens * other.passes_per_step)
 
     @property
     def group_batch_size(self) -> int:
@@ -440,7 +449,7 @@ class TrainingConfig(FrozenModel):
         from autotune.apply.precision import tf32_products
 
         device_type = torch.device(device).type
-        if self.amp_dtype == "tf32":
+        if self.is_tf32:
             return tf32_products()
         if self.amp_dtype == "float32":
             return torch.autocast(device_type, enabled=False)
@@ -481,3 +490,5 @@ LOADER_ARGUMENTS = tuple(
 """Settings that are arguments of torch.utils.data.DataLoader, by its names."""
 LOADER_SETTINGS = tuple(name for name in TrainingConfig.model_fields if BY_NAME[name].is_of_loader)
 """Settings that affect the loader and not the step."""
+UNMEASURED = {setting.name for setting in SETTINGS if not setting.sides}
+"""Settings on which no throughput depends."""

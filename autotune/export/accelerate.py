@@ -26,10 +26,13 @@ from autotune.export.table import (
     file_value,
     is_off,
     loader_call,
+    loader_imports,
     loader_note,
     optimizer_note,
+    process_lines,
     reading,
 )
+from autotune.settings_table import SETTINGS
 
 ACCELERATE = Table(
     target="accelerate",
@@ -91,25 +94,13 @@ def to_accelerate(found: Wanted) -> Export:
     }
     if _binds(found):
         settings["enable_cpu_affinity"] = True
-    if found["compile"]:
-        mode = {"dynamo_mode": found["compile_mode"]} if "compile_mode" in found.changed else {}
+    if found.compiler is not None:
+        mode = {f"dynamo_{name}": value for name, value in found.compiler.items()}
         settings["dynamo_config"] = {"dynamo_backend": "INDUCTOR", **mode}
     text = as_yaml(settings) + as_comment(
         ["", "The rest stands in your script:", "", *_lines(found)]
     )
-    but = ["compile", "compile_mode"]
-    if not is_group or found.device != "cpu":
-        but.append("world_size")
-    if _binds(found):
-        but.append("numa_binding")
-    return export(
-        found,
-        ACCELERATE,
-        text=text,
-        settings=settings,
-        defaults=_defaults(found),
-        but=but,
-    )
+    return export(found, ACCELERATE, text=text, settings=settings, defaults=_defaults(found))
 
 
 def from_accelerate(given: Mapping[str, Any]) -> Reading:
@@ -126,8 +117,7 @@ def from_accelerate(given: Mapping[str, Any]) -> Reading:
     found = reading(plain, ACCELERATE)
     is_group = kind.startswith("MULTI_")
     if is_group and count is not None:
-        found.take("world_size", "num_processes", count)
-        found.take("strategy", "distributed_type", "ddp")
+        found.take_ranks("num_processes", count, launcher="distributed_type")
     elif not is_group and kind != "NO":
         found.unread["distributed_type"] = (
             f"{kind!r} does not run in trials; they take DistributedDataParallel"
@@ -148,48 +138,46 @@ def from_accelerate(given: Mapping[str, Any]) -> Reading:
 
 def _binds(found: Wanted) -> bool:
     """Return True if it can bind processes as in trials: next to a GPU, by NVML (utils/environment.py)."""
-    return bool(found["numa_binding"] == "node") and found.device in {None, "cuda"}
+    return bool(found.config.numa_binding == "node") and found.device in {None, "cuda"}
 
 
 def ddp_handler(found: Wanted) -> dict[str, Any]:
     """Return the arguments of accelerate's DistributedDataParallelKwargs that differ from its defaults."""
     arguments = found.ddp
-    hook = found["ddp.comm_hook"]
+    hook = found.config.ddp_settings.comm_hook
     if hook is not None:
         arguments["comm_hook"] = Code(f"DDPCommunicationHookType.{_HOOKS[hook]}")
     return arguments
 
 
 def _lines(found: Wanted) -> Iterator[str]:
-    if found["worker_threads"] is not None:
-        yield "import autotune"
+    for line in loader_imports(found):
+        yield line
         yield ""
     arguments: dict[str, Any] = {}
-    if found["grad_accum_steps"] > 1:
-        arguments["gradient_accumulation_steps"] = found["grad_accum_steps"]
-    loading = {"non_blocking": True} if found["pin_memory"] else {}
+    if found.config.grad_accum_steps > 1:
+        arguments["gradient_accumulation_steps"] = found.config.grad_accum_steps
+    loading = {"non_blocking": True} if found.config.pin_memory else {}
     if found.has_budget and found.processes > 1:
         loading["even_batches"] = False  # by itself it is not made for batches of many sizes
     if loading:
         arguments["dataloader_config"] = Code(as_call("DataLoaderConfiguration", loading))
-    if found.is_ddp and (handler := ddp_handler(found)):
+    if found.config.is_ddp and (handler := ddp_handler(found)):
         arguments["kwargs_handlers"] = [Code(as_call("DistributedDataParallelKwargs", handler))]
     yield f"accelerator = {as_call('Accelerator', arguments)}"
     yield f"{loader_note(found)}:"
     yield indent(loader_call(found), "    ")
-    if found["channels_last"]:
+    if found.config.channels_last:
         yield "model = model.to(memory_format=torch.channels_last)"
-    if found["amp_dtype"] == "tf32":
-        yield 'torch.set_float32_matmul_precision("high")'
-    if found["cudnn_benchmark"]:
-        yield "torch.backends.cudnn.benchmark = True"
+    own = [setting for setting in SETTINGS if "accelerate" not in setting.reasons]
+    yield from process_lines(found, own)
     yield f"your optimizer takes {optimizer_note(found)}"
 
 
 def _defaults(found: Wanted) -> Defaults:
     if _binds(found):
         yield "enable_cpu_affinity", "needs nvidia-ml-py, and NVIDIA GPUs"
-    if found["pin_memory"]:
+    if found.config.pin_memory:
         yield (
             "DataLoaderConfiguration.non_blocking",
             "false: copies from pinned memory block; in trials they did not",
@@ -199,7 +187,7 @@ def _defaults(found: Wanted) -> Defaults:
         if found.has_budget:
             reason += "; it is not made for batches of many sizes, as of a token budget"
         yield "DataLoaderConfiguration.even_batches", reason
-        if found["intra_op_threads"] is None:
+        if found.config.intra_op_threads is None:
             yield (
                 "num_cpu_threads_per_process",
                 "1 on GPUs (OMP_NUM_THREADS); in trials the ranks shared all cores",

@@ -88,7 +88,7 @@ def _defaults(found: Wanted) -> Defaults:
     yield optimizer_default(found, AXOLOTL)
     yield "lr_scheduler", "cosine, after a warm-up; trials kept the learning rate as it is"
     yield "max_grad_norm", f"1.0 (its Trainer's): {CLIPS}"
-    if found["num_workers"] and found["prefetch_factor"] is None:
+    if found.config.has_workers and found.config.prefetch_factor is None:
         yield (
             "dataloader_prefetch_factor",
             "256 if you take dataloader_num_workers and dataloader_pin_memory out",

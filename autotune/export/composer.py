@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from autotune.export.table import (
-    IN_LOADER_CALL,
     Code,
     Defaults,
     Export,
@@ -20,9 +19,9 @@ from autotune.export.table import (
     as_call,
     carried,
     export,
-    loader_call,
-    loader_note,
     optimizer_note,
+    script_head,
+    tf32_default,
 )
 
 COMPOSER = Table(
@@ -35,25 +34,16 @@ COMPOSER = Table(
         "float16": {"precision": "amp_fp16"},
     },
     cpu_precisions=frozenset({"float32", "tf32"}),
+    has_loader_call=True,
     ddp_reason="it makes DistributedDataParallel itself",
 )
-_IN_THE_TEXT = IN_LOADER_CALL | {
-    "grad_accum_steps",
-    "channels_last",
-    "compile",
-    "compile_mode",
-    "cudnn_benchmark",
-    "intra_op_threads",
-}
-"""Settings that the lines around the Trainer carry."""
 
 
 def to_composer(found: Wanted) -> Export:
     """Return the lines that make the Trainer, and what it needs around it."""
     settings = carried(found, COMPOSER)
-    if found["compile"]:
-        is_mode_given = "compile_mode" in found.changed
-        settings["compile_config"] = {"mode": found["compile_mode"]} if is_mode_given else {}
+    if found.compiler is not None:
+        settings["compile_config"] = found.compiler
     if found.device == "cpu":
         settings["device"] = "cpu"
     return export(
@@ -62,48 +52,29 @@ def to_composer(found: Wanted) -> Export:
         text="\n".join(_lines(found, settings)) + "\n",
         settings=settings,
         defaults=_defaults(found),
-        # Composer splits a batch by samples, not by tokens.
-        but=_IN_THE_TEXT - {"grad_accum_steps"} if found.has_budget else _IN_THE_TEXT,
     )
 
 
 def _lines(found: Wanted, settings: dict[str, Any]) -> Iterator[str]:
-    if found["worker_threads"] is not None:
-        yield "import autotune"
-    yield "import torch"
-    yield "from composer import Trainer"
-    if found["channels_last"]:
-        yield "from composer.algorithms import ChannelsLast"
-    yield ""
-    if found["intra_op_threads"] is not None:
-        yield f"torch.set_num_threads({found['intra_op_threads']})"
-    if found["cudnn_benchmark"]:
-        yield "torch.backends.cudnn.benchmark = True"
-    steps = found["grad_accum_steps"]
-    whole = ""
-    if not found.has_budget and steps > 1:
-        whole = "  # batch_size: that of a whole optimizer step"
-    yield f"# {loader_note(found)}:"
-    yield f"loader_arguments = {loader_call(found, batches=steps)}{whole}"
+    imports = ["from composer import Trainer"]
+    if found.config.channels_last:
+        imports.append("from composer.algorithms import ChannelsLast")
+    yield from script_head(found, COMPOSER, imports, batches=found.config.grad_accum_steps)
     arguments = {
         "model": Code("model"),
         "train_dataloader": Code("loader"),
         "optimizers": Code("optimizer"),
         **settings,
     }
-    if found["channels_last"]:
+    if found.config.channels_last:
         arguments["algorithms"] = [Code("ChannelsLast()")]
     yield f"trainer = {as_call('Trainer', arguments)}  # your optimizer takes {optimizer_note(found)}"
 
 
 def _defaults(found: Wanted) -> Defaults:
-    if found["grad_accum_steps"] > 1 and not found.has_budget:
+    if found.config.grad_accum_steps > 1 and not found.has_budget:
         yield (
             "train_dataloader",
             "loads the batch of a whole optimizer step at once; trials loaded it in parts",
         )
-    if found["amp_dtype"] == "float32" and found.device != "cpu":
-        yield (
-            "DeviceGPU.allow_tf32",
-            "true: matrix products take TF32; trials computed in float32",
-        )
+    yield from tf32_default(found, "DeviceGPU.allow_tf32")

@@ -21,11 +21,14 @@ from autotune.export.table import (
     as_json,
     carried,
     export,
+    flattened,
     nested,
     reading,
 )
 
 _TOTAL = "train_batch_size"
+_BUCKET = "zero_optimization.reduce_bucket_size"
+_HOOK = "communication_data_type"
 DEEPSPEED = Table(
     target="deepspeed",
     title="DeepSpeed's file",
@@ -42,12 +45,6 @@ DEEPSPEED = Table(
         "zero_optimization.stage": "ZeRO does not run in trials: they take DistributedDataParallel",
         "gradient_clipping": "gradients are clipped only where your own workload.step does",
         "activation_checkpointing": "make the model so in workload.model",
-    },
-    only_read={
-        "lr": "optimizer.params.lr",
-        "fused": "optimizer.params.fused",
-        "ddp.bucket_cap_mb": "zero_optimization.reduce_bucket_size",
-        "ddp.comm_hook": "communication_data_type",
     },
 )
 _COMMUNICATED = {"fp16", "bf16"}
@@ -77,26 +74,22 @@ OPTIMIZERS = _OWN_OPTIMIZERS | _TORCH_OPTIMIZERS
 
 def to_deepspeed(found: Wanted) -> Export:
     """Return the configuration file."""
+    config = found.config
+    ddp = config.ddp_settings
     flat: dict[str, Any] = {
-        _TOTAL: found["micro_batch_size"] * found["grad_accum_steps"] * found.processes,
+        _TOTAL: config.global_batch_size // config.devices_per_process,
         **carried(found, DEEPSPEED),
     }
-    own: dict[str, Any] = {}
     if found.optimizer in OPTIMIZERS:
         flat["optimizer.type"] = found.optimizer
-        own["lr"] = found["lr"]
-    if found["fused"] and found.optimizer in _TORCH_FUSED:
-        own["fused"] = True
-    if found.is_ddp and found["ddp.bucket_cap_mb"] is not None:
-        elements = round(found["ddp.bucket_cap_mb"] * _MIB / _element_bytes(flat))
-        own["ddp.bucket_cap_mb"] = max(1, elements)
-    if found.is_ddp and found["ddp.comm_hook"] in _COMMUNICATED:
-        own["ddp.comm_hook"] = found["ddp.comm_hook"]
-    flat |= {DEEPSPEED.only_read[setting]: value for setting, value in own.items()}
-    # train_batch_size carries the processes.
-    taken = ["world_size", *own]
-    if found.optimizer in _OWN_FUSED:
-        taken.append("fused")
+        flat["optimizer.params.lr"] = config.lr
+    if config.fused and found.optimizer in _TORCH_FUSED:
+        flat["optimizer.params.fused"] = True
+    if ddp.bucket_cap_mb is not None:
+        elements = round(ddp.bucket_cap_mb * _MIB / _element_bytes(flat))
+        flat[_BUCKET] = max(1, elements)
+    if ddp.comm_hook in _COMMUNICATED:
+        flat[_HOOK] = ddp.comm_hook
     settings = nested(flat)
     return export(
         found,
@@ -104,28 +97,25 @@ def to_deepspeed(found: Wanted) -> Export:
         text=as_json(settings),
         settings=settings,
         defaults=_defaults(found),
-        but=taken,
+        but={"fused"} if found.optimizer in _OWN_FUSED else (),
     )
 
 
 def from_deepspeed(given: Mapping[str, Any]) -> Reading:
     """Read a configuration; two of the three batch sizes are enough, or one for a single process."""
-    plain = _flat(given)
+    plain = flattened(given)
     total = plain.pop(_TOTAL, None)
     dtype = plain.pop("torch_autocast.dtype", None)
     if plain.pop("torch_autocast.enabled", None) is True and isinstance(dtype, str):
         kind = dtype.removeprefix("torch.")
         section = {"bfloat16": "bf16", "float16": "fp16"}.get(kind, "fp32")
         plain[f"{section}.enabled"] = True
-    found = reading(plain, DEEPSPEED)
-    baseline = found.baseline
-    bucket = baseline.get("ddp.bucket_cap_mb")
+    bucket = plain.get(_BUCKET)
     if isinstance(bucket, int | float) and not isinstance(bucket, bool):
-        baseline["ddp.bucket_cap_mb"] = bucket * _element_bytes(plain) / _MIB
-    if str(baseline.get("ddp.comm_hook")) not in _COMMUNICATED:
-        # such as fp32, which is no hook
-        baseline.pop("ddp.comm_hook", None)
-        found.origins.pop("ddp.comm_hook", None)
+        plain[_BUCKET] = bucket * _element_bytes(plain) / _MIB
+    if str(plain.get(_HOOK)) not in {*_COMMUNICATED, "auto"}:
+        plain.pop(_HOOK, None)  # such as fp32, which is no hook
+    found = reading(plain, DEEPSPEED)
     if total == "auto":
         found.take("micro_batch_size", _TOTAL, total)
     elif total is not None:
@@ -137,17 +127,6 @@ def from_deepspeed(given: Mapping[str, Any]) -> Reading:
     if own is not None:
         found.optimizer = str(own)
     return found
-
-
-def _flat(given: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Return a nested mapping as one with dotted names."""
-    result: dict[str, Any] = {}
-    for name, value in given.items():
-        if isinstance(value, Mapping):
-            result |= _flat(value, f"{above}{name}.")
-        else:
-            result[f"{above}{name}"] = value
-    return result
 
 
 def _take_total(found: Reading, total: object) -> None:
@@ -171,8 +150,7 @@ def _take_total(found: Reading, total: object) -> None:
             f"{total} is no multiple of {micro} samples x {steps} steps, as DeepSpeed demands"
         )
     elif ranks > 1:
-        found.take("world_size", _TOTAL, ranks)
-        found.take("strategy", _TOTAL, "ddp")
+        found.take_ranks(_TOTAL, ranks, launcher=_TOTAL)
 
 
 def _element_bytes(flat: Mapping[str, Any]) -> int:
@@ -193,22 +171,22 @@ def _defaults(found: Wanted) -> Defaults:
             "optimizer.params",
             f"{own}; trials trained with those of your optimizer: add them{its_adam}",
         )
-    if found.optimizer in _OWN_FUSED and not found["fused"]:
+    if found.optimizer in _OWN_FUSED and not found.config.fused:
         reason = f"its {found.optimizer} is a fused kernel of its own; trials had torch's as it is by itself"
         yield "optimizer.type", reason
     if found.has_budget:
-        mean = f"{found['micro_batch_size']} is the mean of your batch sampler's batches"
+        mean = f"{found.config.micro_batch_size} is the mean of your batch sampler's batches"
         yield (
             "train_micro_batch_size_per_gpu",
             f"must be a number of samples: {mean}; give DeepSpeed no training_data, which it would batch by it",
         )
-    if found["amp_dtype"] in {"bfloat16", "float16"}:
-        short = "bf16" if found["amp_dtype"] == "bfloat16" else "fp16"
+    if found.config.is_half:
+        short = "bf16" if found.config.amp_dtype == "bfloat16" else "fp16"
         yield (
             f"{short}.enabled",
             "keeps the model itself in that precision; trials kept it in float32 under autocast",
         )
-    if found.is_ddp and found["ddp.bucket_cap_mb"] is not None:
+    if found.config.ddp_settings.bucket_cap_mb is not None:
         yield (
             "zero_optimization.stage",
             "0, under which reduce_bucket_size has no effect; set 1 or more",

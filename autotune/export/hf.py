@@ -57,9 +57,9 @@ _AS_TRIALS_DO = {
 def to_hf(found: Wanted) -> Export:
     """Return TrainingArguments."""
     settings = carried(found, HF)
-    if found["compile"] and found["amp_dtype"] in {"float32", "bfloat16"}:
+    if found.config.compile and found.config.amp_dtype in {"float32", "bfloat16"}:
         settings["tf32"] = False  # with torch_compile it would allow TF32 by itself
-    if found["pin_memory"]:
+    if found.config.pin_memory:
         settings["accelerator_config"] = dict(_ASYNC)  # a copy from pinned memory blocks otherwise
     if found.device == "cpu":
         settings["use_cpu"] = True  # without a GPU it refuses bf16 otherwise
@@ -84,7 +84,7 @@ def _defaults(found: Wanted) -> Defaults:
         "dataloader_drop_last",
         "false: an epoch ends with a smaller batch; trials drop it, unless your own loader keeps it",
     )
-    if found["strategy"] == "single" and found.device != "cpu":
+    if found.config.strategy == "single" and found.device != "cpu":
         yield (
             "n_gpu",
             "one process takes DataParallel over all GPUs it sees; set CUDA_VISIBLE_DEVICES to one",

@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from autotune.export.table import (
-    DDP_ARGUMENTS,
-    IN_LOADER_CALL,
     Code,
     Defaults,
     Export,
@@ -21,9 +19,8 @@ from autotune.export.table import (
     as_call,
     carried,
     export,
-    loader_call,
-    loader_note,
     optimizer_note,
+    script_head,
 )
 
 LIGHTNING = Table(
@@ -36,20 +33,9 @@ LIGHTNING = Table(
         "float16": {"precision": "16-mixed"},  # on a CPU it would silently become bf16-mixed
     },
     cpu_precisions=frozenset({"float32", "tf32", "bfloat16"}),
+    has_loader_call=True,
+    has_ddp=True,
 )
-_IN_THE_TEXT = (
-    IN_LOADER_CALL
-    | DDP_ARGUMENTS
-    | {
-        "channels_last",
-        "compile",
-        "compile_mode",
-        "intra_op_threads",
-        "world_size",
-        "ddp.comm_hook",
-    }
-)
-"""Settings that the lines around the Trainer carry."""
 _HOOKS = "torch.distributed.algorithms.ddp_comm_hooks"
 _HOOK_NAMES = {"fp16": "fp16_compress_hook", "bf16": "bf16_compress_hook"}
 
@@ -68,34 +54,23 @@ def to_lightning(found: Wanted) -> Export:
         text="\n".join(_lines(found, settings)) + "\n",
         settings=settings,
         defaults=_defaults(found),
-        but=_IN_THE_TEXT,
     )
 
 
 def _lines(found: Wanted, settings: dict[str, Any]) -> Iterator[str]:
     strategy = _strategy(found) if found.processes > 1 else {}
-    if found["worker_threads"] is not None:
-        yield "import autotune"
-    yield "import torch"
-    yield "from lightning.pytorch import Trainer"
+    imports = ["from lightning.pytorch import Trainer"]
     if strategy:
-        yield "from lightning.pytorch.strategies import DDPStrategy"
+        imports.append("from lightning.pytorch.strategies import DDPStrategy")
     if "ddp_comm_hook" in strategy:
         module = "powerSGD_hook" if "ddp_comm_state" in strategy else "default_hooks"
-        yield f"from {_HOOKS} import {module}"
-    yield ""
-    if found["intra_op_threads"] is not None:
-        yield f"torch.set_num_threads({found['intra_op_threads']})"
-    if found["amp_dtype"] == "tf32":
-        yield 'torch.set_float32_matmul_precision("high")'
-    yield f"# {loader_note(found)}:"
-    yield f"loader_arguments = {loader_call(found)}"
-    if found["channels_last"]:
+        imports.append(f"from {_HOOKS} import {module}")
+    yield from script_head(found, LIGHTNING, imports)
+    if found.config.channels_last:
         yield "module = module.to(memory_format=torch.channels_last)"
-    if found["compile"]:
+    if found.compiler is not None:
         # module.compile() would leave out training_step
-        mode = {"mode": found["compile_mode"]} if "compile_mode" in found.changed else {}
-        yield f"module = {as_call('torch.compile', mode, 'module')}"
+        yield f"module = {as_call('torch.compile', found.compiler, 'module')}"
     if strategy:
         settings = {**settings, "strategy": Code(as_call("DDPStrategy", strategy))}
     yield f"trainer = {as_call('Trainer', settings)}"
@@ -105,7 +80,7 @@ def _lines(found: Wanted, settings: dict[str, Any]) -> Iterator[str]:
 def _strategy(found: Wanted) -> dict[str, Any]:
     """Return the arguments of DDPStrategy; it passes those of DistributedDataParallel on to torch."""
     arguments = found.ddp
-    hook = found["ddp.comm_hook"]
+    hook = found.config.ddp_settings.comm_hook
     if hook == "powersgd":
         arguments["ddp_comm_state"] = Code("powerSGD_hook.PowerSGDState(process_group=None)")
         arguments["ddp_comm_hook"] = Code("powerSGD_hook.powerSGD_hook")
@@ -115,7 +90,7 @@ def _strategy(found: Wanted) -> dict[str, Any]:
 
 
 def _defaults(found: Wanted) -> Defaults:
-    if found["worker_threads"] is not None:
+    if found.config.worker_threads is not None:
         yield (
             "worker_init_fn",
             "seed_everything(workers=True) seeds workers only of loaders that have none",

@@ -45,6 +45,17 @@ def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
+def flattened(given: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Return nested mappings as one with dotted names."""
+    result: dict[str, Any] = {}
+    for name, value in given.items():
+        if isinstance(value, Mapping):
+            result |= flattened(value, f"{above}{name}.")
+        else:
+            result[f"{above}{name}"] = value
+    return result
+
+
 def as_json(settings: Mapping[str, Any]) -> str:
     """Return settings as a JSON file."""
     return json.dumps(settings, indent=2) + "\n"
@@ -68,8 +79,14 @@ def as_call(name: str, arguments: Mapping[str, Any], *before: str) -> str:
 def loader_note(found: Wanted) -> str:
     """Return the comment on the arguments of the user's own DataLoader."""
     if found.has_budget:
-        return f"your own DataLoader takes these, and your batch sampler, made with max_tokens={found['max_tokens']}"
+        budget = found.config.max_tokens
+        return f"your own DataLoader takes these, and your batch sampler, made with max_tokens={budget}"
     return "your own DataLoader takes these; its sampler or shuffle, collate_fn and drop_last stay as they are"
+
+
+def loader_imports(found: Wanted) -> list[str]:
+    """Return the imports that `loader_call` needs."""
+    return [] if found.config.worker_threads is None else ["import autotune"]
 
 
 def loader_call(found: Wanted, *, batches: int = 1) -> str:
@@ -80,18 +97,51 @@ def loader_call(found: Wanted, *, batches: int = 1) -> str:
         batches: Micro-batches that the loader returns as one batch.
     """
     loader = found.loader
+    config = found.config
     if "batch_size" in loader:
         loader["batch_size"] *= batches
-    if found["worker_threads"] is not None:
-        names = ("num_workers", "worker_threads")
-        config = as_call("autotune.TrainingConfig", {name: found[name] for name in names})
-        loader["worker_init_fn"] = Code(f'{config}.dataloader_kwargs()["worker_init_fn"]')
+    if config.worker_threads is not None:
+        threads = {"num_workers": config.num_workers, "worker_threads": config.worker_threads}
+        call = as_call("autotune.TrainingConfig", threads)
+        loader["worker_init_fn"] = Code(f'{call}.dataloader_kwargs()["worker_init_fn"]')
     return as_call("dict", loader)
 
 
 def optimizer_note(found: Wanted) -> str:
     """Return the arguments of the user's optimizer, in words."""
-    return f"lr={found['lr']!r}" + (", fused=True" if found["fused"] else "")
+    return ", ".join(f"{name}={value!r}" for name, value in found.config.optimizer_kwargs().items())
+
+
+def script_head(
+    found: Wanted, table: Table, imports: Iterable[str], *, batches: int = 1
+) -> Iterator[str]:
+    """Yield the lines before a Trainer: imports, settings of the process, and the loader's arguments.
+
+    Args:
+        found: The configuration.
+        table: The target's.
+        imports: The imports of the target.
+        batches: As for `loader_call`.
+    """
+    yield from loader_imports(found)
+    yield "import torch"
+    yield from imports
+    yield ""
+    # Threads first
+    own = [setting for setting in reversed(SETTINGS) if table.target in setting.unnamed]
+    yield from process_lines(found, own)
+    yield f"# {loader_note(found)}:"
+    is_whole = batches > 1 and not found.has_budget
+    note = "  # batch_size: that of a whole optimizer step" if is_whole else ""
+    yield f"loader_arguments = {loader_call(found, batches=batches)}{note}"
+
+
+def process_lines(found: Wanted, settings: Iterable[Setting]) -> Iterator[str]:
+    """Yield the lines of Python that set these settings for the process, where they change them."""
+    for setting in settings:
+        value = found.values.get(setting.name)
+        if setting.process_line is not None and setting.name in found.changed:
+            yield from filter(None, [setting.process_line(value)])
 
 
 def as_comment(lines: Iterable[str]) -> str:
@@ -112,21 +162,15 @@ def as_options(settings: Mapping[str, Any]) -> str:
 # Writing by a table
 
 
-IN_LOADER_CALL = frozenset(
+_IN_LOADER_CALL = frozenset(
     {"micro_batch_size", "max_tokens", "worker_threads"}
     | {setting.name for setting in SETTINGS if setting.is_loader_argument}
 )
 """Settings that the lines of `loader_call` and `loader_note` carry."""
-DDP_ARGUMENTS = frozenset(setting.name for setting in SETTINGS if setting.is_of_ddp) - {
-    "ddp.first_bucket_mb",
-    "ddp.comm_hook",
-}
-"""Settings that are keyword arguments of DistributedDataParallel."""
 _ALWAYS = frozenset({"micro_batch_size", "lr"})
 """Settings without a default of torch, which are reported wherever a target can't take them."""
 _ELSEWHERE = "your own loop takes it: {name}={value!r}"
 _PRECISIONS_IN_YOUR_CODE = {
-    "tf32": 'in your script: torch.set_float32_matmul_precision("high")',
     "bfloat16": "in your script: torch.autocast around forward pass and loss, dtype=torch.bfloat16",
     "float16": "in your script: torch.autocast around forward pass and loss, dtype=torch.float16, and a GradScaler",
 }
@@ -152,8 +196,10 @@ class Table:
     """Names in its file that change the training but have no setting here, each with the remedy."""
     is_silent_on: frozenset[str] = frozenset()
     """Names in its file that don't change the training."""
-    only_read: Mapping[str, str] = field(default_factory=dict)
-    """Names by setting that the target's module writes itself, and that are read like the others."""
+    has_loader_call: bool = False
+    """True if its text has `loader_call` for what the user's script passes on."""
+    has_ddp: bool = False
+    """True if it takes the arguments of DistributedDataParallel, but those with a reason."""
     optimizer: str | None = None
     """Name of the optimizer in its file, if that may be FUSED_ADAMW; None: it has no such name."""
 
@@ -170,12 +216,13 @@ class Table:
 def carried(found: Wanted, table: Table) -> dict[str, Any]:
     """Return the target's settings by its own names, not nested."""
     names = table.names
-    result = {
-        names[setting].name: int(found[setting]) if names[setting].is_whole else found[setting]
-        for setting in found.values
-        if _is_carried(found, table, setting)
-        and (setting in found.changed or not names[setting].is_rare)
-    }
+    result: dict[str, Any] = {}
+    for setting, value in found.values.items():
+        name = names.get(setting)
+        if name is None or name.is_own or not _is_taken(found, table, setting, name):
+            continue
+        if setting in found.changed or not name.is_rare:
+            result[name.name] = int(value) if name.is_whole else value
     if _is_fused_adamw(found, table):
         result[str(table.optimizer)] = FUSED_ADAMW
     return result | dict(table.precisions.get(_precision(found, table), {}))
@@ -198,12 +245,14 @@ def export(
         text: The text for the target.
         settings: The same as a mapping.
         defaults: Names of the target's defaults that differ from trials, with the reasons.
-        but: Settings that the target's module writes itself.
+        but: Settings that the target has besides those of its table.
     """
-    taken = {*but, *(setting for setting in found.values if _is_carried(found, table, setting))}
+    written = {**settings, **flattened(settings)}
+    taken = {*but, *(setting for setting, name in table.names.items() if name.name in written)}
+    taken |= {one.name for one in SETTINGS if _is_unnamed(found, table, one)}
     if found.has_budget and not table.needs_batch_size:
         taken.discard("micro_batch_size")
-    if table.precisions and _precision(found, table) == found["amp_dtype"]:
+    if table.precisions and _precision(found, table) == found.config.amp_dtype:
         taken.add("amp_dtype")
     if _is_fused_adamw(found, table):
         taken.add("fused")
@@ -225,18 +274,31 @@ def optimizer_default(found: Wanted, table: Table) -> tuple[str, str]:
     return str(table.optimizer), f"{FUSED_ADAMW}; trials trained with your own optimizer, or SGD"
 
 
+def tf32_default(found: Wanted, name: str) -> Defaults:
+    """Yield that a target allows TF32 by default, if float32 is wanted on a GPU."""
+    if found.config.amp_dtype == "float32" and found.device != "cpu":
+        yield name, "true: matrix products take TF32; trials computed in float32"
+
+
 def _is_fused_adamw(found: Wanted, table: Table) -> bool:
-    return bool(table.optimizer and found["fused"] and found.optimizer == "AdamW")
+    return bool(table.optimizer and found.config.fused and found.optimizer == "AdamW")
 
 
-def _is_carried(found: Wanted, table: Table, setting: str) -> bool:
-    name = table.names.get(setting)
-    value = found[setting]
-    if name is None:
-        return False
+def _is_unnamed(found: Wanted, table: Table, setting: Setting) -> bool:
+    """Return True if the target takes a setting without a name in its settings."""
+    if setting.is_of_ddp and table.has_ddp:
+        return table.target not in setting.reasons
+    if setting.name in _IN_LOADER_CALL and table.has_loader_call:
+        return True
+    return table.target in setting.unnamed and setting.unnamed[table.target](found)
+
+
+def _is_taken(found: Wanted, table: Table, setting: str, name: Name) -> bool:
+    """Return True if the target takes a setting's value under this name."""
+    value = found.values[setting]
     if setting == "micro_batch_size" and found.has_budget:
         return table.needs_batch_size
-    if value is None or (setting.startswith(DDP_PREFIX) and not found.is_ddp):
+    if value is None or (setting.startswith(DDP_PREFIX) and not found.config.is_ddp):
         return False
     if name.among and value not in name.among:
         return False
@@ -246,7 +308,7 @@ def _is_carried(found: Wanted, table: Table, setting: str) -> bool:
 def _is_lost(found: Wanted, name: str) -> bool:
     """Return True if a setting matters when the target can't take it."""
     if name == "strategy":
-        return bool(found["strategy"] == "dp")
+        return found.config.is_dp
     if name == "world_size":
         return found.processes > 1
     return name in found.changed or name in _ALWAYS
@@ -254,39 +316,41 @@ def _is_lost(found: Wanted, name: str) -> bool:
 
 def _precision(found: Wanted, table: Table) -> str:
     """Return the amp_dtype to write: float32 if the target can't take the wanted one."""
-    wanted_dtype = str(found["amp_dtype"])
+    wanted_dtype = found.config.amp_dtype
     on_cpu = found.device == "cpu" and wanted_dtype not in table.cpu_precisions
     return "float32" if on_cpu or wanted_dtype not in table.precisions else wanted_dtype
 
 
 def _reason(found: Wanted, table: Table, name: str) -> str:
-    value = found[name]
+    value = found.values[name]
     known = table.names.get(name)
     setting = BY_NAME.get(name)
     if name == "micro_batch_size" and found.has_budget:
-        return f"{value} is no size of a batch, but what one of max_tokens={found['max_tokens']} holds on average"
+        return f"{value} is no size of a batch, but what one of max_tokens={found.config.max_tokens} holds on average"
     if name == "amp_dtype" and value in table.precisions:
         return f"{table.title} trains in {value} on no CPU; float32 is written"
     if known is not None and known.is_whole:
         return f"{table.title} takes whole numbers alone, but it is {value!r}"
     if known is not None and known.among:
         return f"{table.title} takes {', '.join(map(str, known.among))} alone, but it is {value!r}"
-    if name == "amp_dtype":
+    if name == "amp_dtype" and value in _PRECISIONS_IN_YOUR_CODE:
         reason = _PRECISIONS_IN_YOUR_CODE[value]
     elif setting is None:
         reason = _ELSEWHERE
     else:
-        reason = _reason_of(setting, table)
+        reason = _reason_of(setting, table, value)
     return f"{table.title} can't take it; {reason.format(value=value, name=name.removeprefix(DDP_PREFIX))}"
 
 
-def _reason_of(setting: Setting, table: Table) -> str:
+def _reason_of(setting: Setting, table: Table, value: object) -> str:
     if table.target in setting.reasons:
         return setting.reasons[table.target]
     if setting.is_of_ddp and table.ddp_reason is not None:
         return table.ddp_reason
     if setting.elsewhere is not None:
         return setting.elsewhere
+    if setting.process_line is not None:
+        return f"in your script: {setting.process_line(value)}"
     if setting.is_of_ddp:
         return "DistributedDataParallel takes it: {name}={value!r}"
     if setting.is_loader_argument:
@@ -309,7 +373,7 @@ class Reading:
     """Settings read from a framework's file."""
 
     baseline: dict[str, Any] = field(default_factory=dict)
-    """Values by setting, those of DDP as "ddp.bucket_cap_mb"."""
+    """Values by setting, by its name in settings_table."""
     origins: dict[str, str] = field(default_factory=dict)
     """Name in the file by setting; settings with a default of the target have none."""
     unread: dict[str, str] = field(default_factory=dict)
@@ -327,6 +391,17 @@ class Reading:
             self.baseline[setting] = value
             self.origins[setting] = name
 
+    def take_ranks(self, name: str, ranks: object, *, launcher: str) -> None:
+        """Set the number of ranks under DistributedDataParallel.
+
+        Args:
+            name: Name of their number in the file.
+            ranks: The number.
+            launcher: Name in the file that says how they train.
+        """
+        self.take("world_size", name, ranks)
+        self.take("strategy", launcher, "ddp")
+
     @property
     def assumed(self) -> Mapping[str, Any]:
         """Settings that the file leaves out, with the target's defaults."""
@@ -340,7 +415,7 @@ class Reading:
 def reading(given: Mapping[str, Any], table: Table) -> Reading:
     """Read a target's file, given as plain data with dotted names."""
     found = Reading()
-    names = table.names | {setting: Name(name) for setting, name in table.only_read.items()}
+    names = table.names
     for setting, name in names.items():
         value = given.get(name.name)
         if value is not None:
@@ -439,7 +514,7 @@ class Dropped(NamedTuple):
     """A setting that the export can't carry."""
 
     setting: str
-    """Name of the setting, such as "channels_last" or "ddp.comm_hook"."""
+    """Name of the setting in settings_table."""
     reason: str
     """Reason, and where to set it instead."""
 
@@ -472,9 +547,11 @@ class Export:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """A TrainingConfig as values by name, those of DDP as "ddp.bucket_cap_mb"."""
+    """A TrainingConfig to export, and what is known of its training."""
 
+    config: TrainingConfig
     values: Mapping[str, Any]
+    """Its values by their names in settings_table."""
     changed: frozenset[str]
     """Names of values that differ from a default TrainingConfig, whose values are torch's defaults."""
     device: str | None
@@ -482,30 +559,29 @@ class Wanted:
     optimizer: str | None
     """Class of the optimizer in trials; None: not known."""
 
-    def __getitem__(self, name: str) -> Any:
-        return self.values[name]
-
-    @property
-    def is_ddp(self) -> bool:
-        """True for strategy ddp."""
-        return bool(self["strategy"] == "ddp")
-
     @property
     def processes(self) -> int:
         """Number of training processes."""
-        return int(self["world_size"]) if self.is_ddp else 1
+        return self.config.process_count
 
     @property
     def has_budget(self) -> bool:
         """True with a token budget; micro_batch_size is then an average."""
-        return self["max_tokens"] is not None
+        return self.config.max_tokens is not None
+
+    @property
+    def compiler(self) -> dict[str, Any] | None:
+        """Arguments of torch.compile that differ from its defaults; None: the model is not compiled."""
+        if not self.config.compile:
+            return None
+        return {"mode": self.config.compile_mode} if "compile_mode" in self.changed else {}
 
     @property
     def loader(self) -> dict[str, Any]:
         """Arguments of torch's DataLoader that differ from its defaults, and a fixed batch size."""
-        size = {} if self.has_budget else {"batch_size": self["micro_batch_size"]}
+        size = {} if self.has_budget else {"batch_size": self.config.micro_batch_size}
         return size | {
-            setting.name: self[setting.name]
+            setting.name: self.values[setting.name]
             for setting in SETTINGS
             if setting.is_loader_argument and setting.name in self.changed
         }
@@ -513,11 +589,9 @@ class Wanted:
     @property
     def ddp(self) -> dict[str, Any]:
         """Arguments of DistributedDataParallel that differ from its defaults."""
-        return {
-            name.removeprefix(DDP_PREFIX): value
-            for name, value in self.values.items()
-            if name in DDP_ARGUMENTS & self.changed
-        }
+        return self.config.ddp_settings.model_dump(
+            exclude_defaults=True, exclude={"first_bucket_mb", "comm_hook"}
+        )
 
 
 def wanted(
@@ -528,6 +602,7 @@ def wanted(
     plain = type(config)().by_name
     changed = frozenset(name for name, value in values.items() if value != plain[name])
     return Wanted(
+        config=config,
         values=values,
         changed=changed,
         device=device and device.partition(":")[0],

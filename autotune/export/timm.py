@@ -6,7 +6,16 @@ timm/data/loader.py and optim/_optim_factory.py.
 
 from __future__ import annotations
 
-from autotune.export.table import Defaults, Export, Table, Wanted, as_options, carried, export
+from autotune.export.table import (
+    Defaults,
+    Export,
+    Table,
+    Wanted,
+    as_options,
+    carried,
+    export,
+    tf32_default,
+)
 
 TIMM = Table(
     target="timm",
@@ -25,33 +34,25 @@ TIMM = Table(
 def to_timm(found: Wanted) -> Export:
     """Return the options of train.py."""
     settings = carried(found, TIMM)
-    if found["compile"]:
+    if found.config.compile:
         settings["torchcompile"] = "inductor"
-    if found.is_ddp and not found["ddp.broadcast_buffers"]:
+    if not found.config.ddp_settings.broadcast_buffers:
         settings["no_ddp_bb"] = True
     if found.device == "cpu":
         settings["device"] = "cpu"
-    but = ["compile", "ddp.broadcast_buffers"]
-    if found["persistent_workers"]:  # as timm has it by itself
-        but.append("persistent_workers")
-    if found["cudnn_benchmark"] and found.device != "cpu":
-        but.append("cudnn_benchmark")
-    text = as_options(settings)
-    return export(found, TIMM, text=text, settings=settings, defaults=_defaults(found), but=but)
+    return export(
+        found, TIMM, text=as_options(settings), settings=settings, defaults=_defaults(found)
+    )
 
 
 def _defaults(found: Wanted) -> Defaults:
     own = "sgd with momentum 0.9 and weight decay 2e-5"
     yield "opt", f"{own}; trials trained with your own optimizer, or plain SGD"
     yield "sched", "cosine, after 5 warm-up epochs; trials kept the learning rate as it is"
-    if found["num_workers"] and not found["persistent_workers"]:
+    if found.config.has_workers and not found.config.persistent_workers:
         yield "persistent_workers", "true: workers stay between epochs; in trials they did not"
-    if found["amp_dtype"] == "float32" and found.device != "cpu":
-        yield (
-            "allow_tf32",
-            "matrix products on a GPU take TF32 by themselves; trials computed in float32",
-        )
-    if found.device != "cpu" and not found["cudnn_benchmark"]:
+    yield from tf32_default(found, "allow_tf32")
+    if found.device != "cpu" and not found.config.cudnn_benchmark:
         yield (
             "torch.backends.cudnn.benchmark",
             "true on CUDA: it times cuDNN's algorithms; trials did not",

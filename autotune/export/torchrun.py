@@ -17,30 +17,28 @@ _BINDS_ON = {None, "cuda"}
 def to_torchrun(found: Wanted) -> Export:
     """Return the command that starts the processes; all other settings belong into the script."""
     settings: dict[str, Any] = {"standalone": True, "nnodes": 1, "nproc_per_node": found.processes}
-    but = ["world_size", "intra_op_threads"]
     if _binds(found):
-        settings["numa_binding"] = found["numa_binding"]
-        but.append("numa_binding")
-    threads = found["intra_op_threads"]
+        settings["numa_binding"] = found.config.numa_binding
+    threads = found.config.intra_op_threads
     before = "" if threads is None else f"env OMP_NUM_THREADS={threads} "
     text = f"{before}torchrun {as_options(settings)}"
-    return export(found, TORCHRUN, text=text, settings=settings, defaults=_defaults(found), but=but)
+    return export(found, TORCHRUN, text=text, settings=settings, defaults=_defaults(found))
 
 
 def _binds(found: Wanted) -> bool:
-    return found["numa_binding"] is not None and found.device in _BINDS_ON
+    return found.config.numa_binding is not None and found.device in _BINDS_ON
 
 
 def _defaults(found: Wanted) -> Defaults:
     if _binds(found):
         differs = ""
-        if found["numa_binding"] == "exclusive":
+        if found.config.numa_binding == "exclusive":
             differs = ", and divides a node's cores among all of its GPUs, used or not; in trials among its ranks"
         yield (
             "--numa-binding",
             f"needs the program numactl, and no config.prepare with it, which binds too{differs}",
         )
-    if found.processes > 1 and found["intra_op_threads"] is None:
+    if found.processes > 1 and found.config.intra_op_threads is None:
         yield (
             "OMP_NUM_THREADS",
             "1 where it is not set; in trials the ranks shared all cores of a machine",

@@ -7,7 +7,6 @@ grad_accum_steps. `optimizer: auto` sets its own learning rate.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from autotune.export.table import Defaults, Export, Table, Wanted, carried, export
@@ -27,14 +26,12 @@ def to_ultralytics(found: Wanted) -> Export:
     """Return the arguments of `yolo train`."""
     ranks = 1 if found.device == "cpu" else found.processes
     settings: dict[str, Any] = {}
-    taken = list(_own(found, ranks))
     if not found.has_budget:
-        settings["batch"] = found["micro_batch_size"] * ranks
-        settings["nbs"] = settings["batch"] * found["grad_accum_steps"]
-        taken += ["micro_batch_size", "grad_accum_steps"]
+        settings["batch"] = found.config.micro_batch_size * ranks
+        settings["nbs"] = settings["batch"] * found.config.grad_accum_steps
     settings |= carried(found, ULTRALYTICS)
-    if "compile_mode" in found.changed:
-        settings["compile"] = found["compile_mode"]
+    if found.compiler:
+        settings["compile"] = found.config.compile_mode
     if found.optimizer in _OPTIMIZERS:
         settings["optimizer"] = found.optimizer
     if found.device == "cpu":
@@ -43,28 +40,18 @@ def to_ultralytics(found: Wanted) -> Export:
         settings["device"] = list(range(ranks))
     text = " ".join(f"{name}={_word(value)}" for name, value in settings.items()) + "\n"
     return export(
-        found, ULTRALYTICS, text=text, settings=settings, defaults=_defaults(found), but=taken
+        found,
+        ULTRALYTICS,
+        text=text,
+        settings=settings,
+        defaults=_defaults(found),
+        but={"fused"} if _fuses(found) else (),
     )
 
 
-def _own(found: Wanted, ranks: int) -> Iterator[str]:
-    """Yield settings that Ultralytics has by default, or that `device` carries."""
-    yield "compile_mode"  # written as `compile`
-    if ranks == found.processes:
-        yield "world_size"
-    if found.optimizer in _FUSED and found.device != "cpu":
-        yield "fused"
-    if found["worker_threads"] == 1 and found["num_workers"]:
-        yield "worker_threads"
-    if found["num_workers"]:
-        yield from (name for name in ("pin_memory", "persistent_workers") if found[name])
-        if found["prefetch_factor"] == 4:
-            yield "prefetch_factor"
-    if found.is_ddp:
-        if not found["ddp.broadcast_buffers"]:
-            yield "ddp.broadcast_buffers"
-        if found["ddp.find_unused_parameters"] != found["compile"]:
-            yield "ddp.find_unused_parameters"
+def _fuses(found: Wanted) -> bool:
+    """Return True if it fuses the optimizer by itself."""
+    return found.optimizer in _FUSED and found.device != "cpu"
 
 
 def _word(value: object) -> str:
@@ -75,9 +62,9 @@ def _defaults(found: Wanted) -> Defaults:
     if found.optimizer not in _OPTIMIZERS:
         yield (
             "optimizer",
-            f"auto, which passes lr0={found['lr']!r} over; name the optimizer that you train with",
+            f"auto, which passes lr0={found.config.lr!r} over; name the optimizer that you train with",
         )
-    if found.optimizer in _FUSED and found.device != "cpu" and not found["fused"]:
+    if _fuses(found) and not found.config.fused:
         yield (
             "fused",
             f"true for {found.optimizer} on a GPU; trials had it as torch has it by itself",
@@ -87,17 +74,20 @@ def _defaults(found: Wanted) -> Defaults:
         "3: learning rate, momentum and accumulation rise meanwhile; trials kept them as they are",
     )
     yield "lrf", "0.01: the learning rate falls to a hundredth; trials kept it as it is"
-    if found["num_workers"] and found["prefetch_factor"] is None:
+    if found.config.has_workers and found.config.prefetch_factor is None:
         yield "prefetch_factor", "4; trials had torch's own, 2"
     for name in ("pin_memory", "persistent_workers"):
-        if found["num_workers"] and not found[name]:
+        if found.config.has_workers and not found.values[name]:
             yield name, "true; trials ran without"
-    if found["intra_op_threads"] is None:
+    if found.config.intra_op_threads is None:
         yield "OMP_NUM_THREADS", "1 where it is not set; trials had torch's own"
-    if found.processes > 1 and found["ddp.broadcast_buffers"]:
+    if found.processes > 1 and found.config.ddp_settings.broadcast_buffers:
         yield "broadcast_buffers", "false; in trials ranks had the buffers of rank 0"
-    if found.processes > 1 and found["ddp.find_unused_parameters"] == found["compile"]:
+    if (
+        found.processes > 1
+        and found.config.ddp_settings.find_unused_parameters == found.config.compile
+    ):
         yield (
             "find_unused_parameters",
-            f"{not found['compile']}, by its own compile; trials did otherwise",
+            f"{not found.config.compile}, by its own compile; trials did otherwise",
         )

@@ -29,6 +29,7 @@ from autotune.models.evidence import rate_of_runs
 from autotune.records.measurement import Interval, Measurement
 from autotune.records.result import Recommendation, RunSummary
 from autotune.records.trial import runs_of
+from autotune.settings_table import SETTINGS
 
 # The machine
 
@@ -198,11 +199,6 @@ _TAKEN_OFF = """\
 # Take out of your own code what it has and this has not: {names}.
 #
 """
-_SWITCHES = {
-    "fused": "fused=True of the optimizer",
-    "cudnn_benchmark": "torch.backends.cudnn.benchmark = True",
-}
-"""Code of the user's for settings that the exported code does not switch off."""
 _MALLOC = """\
 # It was measured in processes that keep the memory that they free. To have the same in training, put this before the
 # command that starts it:
@@ -306,9 +302,9 @@ def _ranks(config: TrainingConfig) -> str:
 def _taken_off(before: TrainingConfig, config: TrainingConfig) -> str:
     """Return the comment on switches to remove from the user's code; "" without any."""
     names = [
-        name
-        for setting, name in _SWITCHES.items()
-        if getattr(before, setting) and not getattr(config, setting)
+        one.left_on
+        for one in reversed(SETTINGS)
+        if one.left_on and one.value(before) and not one.value(config)
     ]
     return _TAKEN_OFF.format(names=", ".join(names)) if names else ""
 

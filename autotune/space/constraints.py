@@ -11,10 +11,11 @@ from math import ceil, inf
 from typing import get_args
 
 from autotune.config.environment import DeviceKind, Environment
-from autotune.config.plan import SettingValue, WorkloadFacts
+from autotune.config.plan import WorkloadFacts
 from autotune.config.training_config import (
     TORCH_BUCKET_CAP_MB,
     TORCH_FIRST_BUCKET_MB,
+    UNMEASURED,
     DdpConfig,
     NumaBinding,
     TrainingConfig,
@@ -158,7 +159,7 @@ GROUP_BACKENDS: dict[DeviceKind, str] = {
 """Backend by which ranks exchange gradients, for each kind of device that has one."""
 DATA_PARALLEL_KINDS: frozenset[DeviceKind] = frozenset({"cuda", "rocm"})
 """Kinds of device that nn.DataParallel supports."""
-SINGLE: dict[str, SettingValue] = {"strategy": "single", "world_size": 1, "ddp": None}
+SINGLE = {setting.name: setting.neutral for setting in SETTINGS if setting.is_of_group}
 """Settings of one process on one device."""
 HOOK_DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
 """Precision of the exchanged gradients, for each communication hook that rounds them."""
@@ -317,7 +318,7 @@ def same_behaviour_key(
     config: TrainingConfig, facts: WorkloadFacts, environment: Environment
 ) -> str:
     """Return a text that is equal for configurations that behave the same, so one measurement answers for both."""
-    settings = normalised(config.model_dump(exclude={"lr"}), facts, environment)
+    settings = normalised(config.model_dump(exclude=UNMEASURED), facts, environment)
     settings |= {
         one.name: one.torch_value(config) for one in SETTINGS if one.torch_value is not None
     }

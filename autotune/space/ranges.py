@@ -25,6 +25,7 @@ from autotune.config.plan import (
 from autotune.config.training_config import (
     TORCH_FIRST_BUCKET_MB,
     TORCH_PREFETCH_FACTOR,
+    UNMEASURED,
     DdpConfig,
     NumaBinding,
     TrainingConfig,
@@ -120,7 +121,7 @@ def _own_values(script: ScriptFacts) -> dict[str, SettingValue]:
     return {
         name: value
         for name, value in observed.by_name.items()
-        if name != "lr" and (observed.is_ddp or not name.startswith(DDP_PREFIX))
+        if name not in UNMEASURED and (observed.is_ddp or not name.startswith(DDP_PREFIX))
     }
 
 
@@ -212,20 +213,19 @@ class Ranges(dict[str, Domain]):
         return ["reduce-overhead"] if compiles and is_worthwhile else []
 
     @property
-    def cudnn_benchmarks(self) -> list[SettingValue]:
-        """Values of cudnn_benchmark: True if it can pay, as cuDNN times each shape and may choose differently.
+    def cudnn_searches(self) -> list[bool]:
+        """Switch cuDNN's search off, and on if it can pay, as it times each shape and may choose differently.
 
         Only the baseline's value if no module convolves, since the model may do so without one.
         Source: pytorch.org, "Performance Tuning Guide", "Enable cuDNN auto-tuner",
         and "Reproducibility".
         """
         facts = self.facts
-        own = self.baseline.cudnn_benchmark
         if not self.environment.has_cuda_graphs:
-            return [False, own]
+            return [False]
         if not facts.has_convolutions:
-            return [own]
-        return [False, bool(facts.has_fixed_shapes) and not facts.is_deterministic, own]
+            return []
+        return [False, bool(facts.has_fixed_shapes) and not facts.is_deterministic]
 
     @property
     def rank_counts(self) -> Sequence[int]:
@@ -239,14 +239,18 @@ class Ranges(dict[str, Domain]):
         return _numbers(counts)
 
     @property
+    def ranks(self) -> list[int]:
+        """Numbers of ranks that are tried."""
+        return whole_numbers(self["world_size"])
+
+    @property
     def strategies(self) -> list[str]:
         """Strategies that the numbers of ranks allow."""
-        sizes = self["world_size"]
-        groups = [size for size in whole_numbers(sizes) if size > 1]
+        groups = [size for size in self.ranks if size > 1]
         most = rules.ranks_of_host(self.environment)
         has_dp = self.environment.device_kind in rules.DATA_PARALLEL_KINDS
         is_possible = {
-            "single": 1 in sizes,
+            "single": 1 in self.ranks,
             "dp": has_dp and any(size <= most for size in groups),
             "ddp": bool(groups),
         }
@@ -264,12 +268,12 @@ class Ranges(dict[str, Domain]):
     @property
     def prefetch_factors(self) -> list[int]:
         """Prefetch factors, ascending, the baseline's included."""
-        own = self.baseline.prefetch_factor or TORCH_PREFETCH_FACTOR
+        own = self.baseline.batches_per_worker or TORCH_PREFETCH_FACTOR
         return sorted({*self.basis.ranges.prefetch_factors, own})
 
     @property
     def orders(self) -> list[SettingValue]:
-        """Values of in_order to try; a single worker always keeps the order.
+        """Keep the order of batches or not; a single worker always keeps the order.
 
         Not False if the user's code asks for determinism, since runs of one seed would differ.
         """
@@ -279,7 +283,7 @@ class Ranges(dict[str, Domain]):
         return [True, False] if has_several and is_slowed and not facts.is_deterministic else []
 
     @property
-    def worker_threads(self) -> list[SettingValue]:
+    def threads_in_workers(self) -> list[SettingValue]:
         """Threads per operation in workers to try: powers of two up to a limit; none without a reason.
 
         The limit is the cores that an item keeps busy, and half of the cores.
@@ -304,14 +308,13 @@ class Ranges(dict[str, Domain]):
         own = self.baseline.max_tokens
         if own is None or not self.facts.has_token_budget:
             return [own]
-        ranks = whole_numbers(self["world_size"])
-        least = max(1, own // max(self.basis.ranges.smallest_batch_share, *ranks))
+        least = max(1, own // max(self.basis.ranges.smallest_batch_share, *self.ranks))
         if self.basis.keeps_batch:
             wanted = global_batch_of(self.baseline, self.facts)
             parts = (wanted // power for power in _powers_of_two(wanted) if wanted % power == 0)
             return sorted({own, *(part for part in parts if part >= least)})
         sizes = {size for power in _powers_of_two(own) if (size := own // power) >= least}
-        sizes |= {own // count for count in ranks if own % count == 0}
+        sizes |= {own // count for count in self.ranks if own % count == 0}
         doubled = 2 * own
         while samples_within(doubled, self.baseline) <= self.basis.most_samples:
             sizes.add(doubled)
@@ -336,10 +339,9 @@ class Ranges(dict[str, Domain]):
             sizes = {*powers, *(wanted // power for power in powers), baseline.micro_batch_size}
             return sorted(size for size in sizes if size <= cap)
         own = baseline.micro_batch_size
-        ranks = whole_numbers(self["world_size"])
-        low = max(1, own // max(self.basis.ranges.smallest_batch_share, *ranks))
+        low = max(1, own // max(self.basis.ranges.smallest_batch_share, *self.ranks))
         sizes = {size for size in _powers_of_two(cap) if size >= low}
-        shares = {own // count for count in ranks if own % count == 0 and own // count <= cap}
+        shares = {own // count for count in self.ranks if own % count == 0 and own // count <= cap}
         return sorted(sizes | shares | {min(own, cap)})
 
     @property
@@ -350,8 +352,7 @@ class Ranges(dict[str, Domain]):
         if self.basis.keeps_batch:
             wanted = global_batch_of(self.baseline, self.facts)
             sizes = whole_numbers(self[setting])
-            ranks = whole_numbers(self["world_size"])
-            together = {size * count for size in sizes for count in ranks}
+            together = {size * count for size in sizes for count in self.ranks}
             steps = {wanted // samples for samples in together if wanted % samples == 0}
         return sorted(steps | {self.baseline.grad_accum_steps})
 
@@ -385,7 +386,7 @@ class Ranges(dict[str, Domain]):
 def default_ranges(basis: Basis) -> dict[str, Domain]:
     """Return a domain for every setting: the user's, or a range that suits workload and machine.
 
-    Settings of DistributedDataParallel, such as "ddp.bucket_cap_mb", are included if it is tried.
+    Settings of DistributedDataParallel are included if it is tried.
     """
     domains = Ranges(basis)
     has_ddp = bool(group_sizes(domains))

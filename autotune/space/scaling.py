@@ -116,6 +116,13 @@ def samples_within(max_tokens: int, baseline: TrainingConfig) -> int:
     return max(1, round(baseline.micro_batch_size * max_tokens / baseline.max_tokens))
 
 
+def batch_settings(value: int, baseline: TrainingConfig, facts: WorkloadFacts) -> dict[str, int]:
+    """Return the settings that a value of `facts.batch_setting` stands for: a budget, and its average samples."""
+    if not facts.has_token_budget:
+        return {"micro_batch_size": value}
+    return {"max_tokens": value, "micro_batch_size": samples_within(value, baseline)}
+
+
 def with_batch(config: TrainingConfig, micro_batch_size: int) -> TrainingConfig:
     """Return a configuration with another micro batch, and its token budget in proportion."""
     changes: dict[str, int] = {"micro_batch_size": micro_batch_size}
@@ -129,4 +136,4 @@ def with_batch(config: TrainingConfig, micro_batch_size: int) -> TrainingConfig:
 def global_batch_of(config: TrainingConfig, facts: WorkloadFacts) -> int:
     """Return the tokens (with a token budget) or samples per optimizer step over all ranks."""
     unit: int = getattr(config, facts.batch_setting)
-    return unit * config.grad_accum_steps * config.world_size
+    return unit * config.passes_per_step

@@ -10,13 +10,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from math import prod
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import ValidationError
 
 from autotune.config.environment import Environment
-from autotune.config.plan import Choices, Domain, Objective, SettingValue, WorkloadFacts
-from autotune.config.training_config import TrainingConfig
+from autotune.config.plan import (
+    BatchSetting,
+    Choices,
+    Domain,
+    Objective,
+    SettingValue,
+    WorkloadFacts,
+)
+from autotune.config.training_config import UNMEASURED, TrainingConfig
 from autotune.messages import space as messages
 from autotune.note import Note
 from autotune.policy import Policy
@@ -24,7 +31,7 @@ from autotune.settings_table import BY_NAME, DDP_PREFIX
 from autotune.space import constraints as rules
 from autotune.space.constraints import most_ranks, without_effect
 from autotune.space.ranges import Basis, batch_cap, default_ranges, group_sizes, workers_cap
-from autotune.space.scaling import global_batch_of, samples_within
+from autotune.space.scaling import batch_settings, global_batch_of
 
 # Notes on a space
 
@@ -164,8 +171,7 @@ class ResolvedSpace:
     """A domain for every setting, and the facts that composing a configuration needs."""
 
     domains: Mapping[str, Domain]
-    """Domains by setting; those of DistributedDataParallel, such as "ddp.static_graph", only if it is
-    tried."""
+    """Domains by setting; those of DistributedDataParallel only if it is tried."""
     given: Mapping[str, Domain]
     """Settings that the user gave, by name."""
     baseline: TrainingConfig
@@ -192,7 +198,7 @@ class ResolvedSpace:
     def parameters(self) -> dict[str, Domain]:
         """Settings that are searched: those with several values that do not follow from others."""
         derived = {"grad_accum_steps"} if self.keeps_batch else set()
-        if self.batch_setting == "max_tokens":
+        if self.facts.has_token_budget:
             derived.add("micro_batch_size")
         return {
             name: domain
@@ -201,7 +207,7 @@ class ResolvedSpace:
         }
 
     @property
-    def batch_setting(self) -> Literal["micro_batch_size", "max_tokens"]:
+    def batch_setting(self) -> BatchSetting:
         """The setting that is searched for the batch."""
         return self.facts.batch_setting
 
@@ -289,10 +295,7 @@ def setting_of(config: TrainingConfig, name: str) -> SettingValue:
 
 def with_batch_setting(config: TrainingConfig, value: int, space: ResolvedSpace) -> TrainingConfig:
     """Return a configuration with another value of the batch setting, and what follows from it."""
-    if space.batch_setting == "micro_batch_size":
-        return config.model_copy(update={"micro_batch_size": value})
-    update = {"max_tokens": value, "micro_batch_size": samples_within(value, space.baseline)}
-    return config.model_copy(update=update)
+    return config.model_copy(update=batch_settings(value, space.baseline, space.facts))
 
 
 def _settings_of(params: Mapping[str, SettingValue], space: ResolvedSpace) -> dict[str, Any]:
@@ -304,9 +307,9 @@ def _settings_of(params: Mapping[str, SettingValue], space: ResolvedSpace) -> di
         for name in [*plain]
         if name.startswith(DDP_PREFIX)
     }
-    plain.update(lr=space.baseline.lr, ddp=ddp or None)
-    if space.batch_setting == "max_tokens":
-        plain["micro_batch_size"] = samples_within(plain["max_tokens"], space.baseline)
+    plain |= space.baseline.model_dump(include=UNMEASURED)
+    plain["ddp"] = ddp or None
+    plain |= batch_settings(plain[space.batch_setting], space.baseline, space.facts)
     settings: dict[str, Any] = rules.normalised(plain, space.facts, space.environment)
     if space.workers_cap is not None and settings["strategy"] == "ddp":
         ranks = rules.ranks_on_host(settings["world_size"], space.environment)
