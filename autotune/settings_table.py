@@ -59,7 +59,7 @@ class Name:
     among: tuple[object, ...] = ()
     """Values that the framework supports; (): all."""
     is_own: bool = False
-    """True if the framework's module in export/ writes it, where it can."""
+    """True if the framework's module in export/ writes it, since its value follows from others too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +148,11 @@ class Setting:
     names: Mapping[str, Name] = field(default_factory=dict)
     """Its names by framework."""
     unnamed: Mapping[str, Callable[[Wanted], bool]] = field(default_factory=dict)
-    """Frameworks that take a value other than the neutral one without a name, in an export's text
-    or by themselves, and when."""
+    """Conditions by framework under which it takes a value other than the neutral one without a
+    name, in an export's text or by itself."""
     process_line: Callable[[Any], str] | None = None
-    """Return the line of Python that sets such a value for the process; "" if there is none."""
+    """Return the line of Python that sets a value other than the neutral one for the whole process;
+    "" if there is none."""
     reasons: Mapping[str, str] = field(default_factory=dict)
     """Remedies by framework, where they differ from `elsewhere`."""
 

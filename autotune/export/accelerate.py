@@ -162,7 +162,7 @@ def _lines(found: Wanted) -> Iterator[str]:
         loading["even_batches"] = False  # by itself it is not made for batches of many sizes
     if loading:
         arguments["dataloader_config"] = Code(as_call("DataLoaderConfiguration", loading))
-    if found.config.is_ddp and (handler := ddp_handler(found)):
+    if handler := ddp_handler(found):
         arguments["kwargs_handlers"] = [Code(as_call("DistributedDataParallelKwargs", handler))]
     yield f"accelerator = {as_call('Accelerator', arguments)}"
     yield f"{loader_note(found)}:"
