@@ -30,7 +30,6 @@ from pydantic import (
     ValidationError,
     ValidationInfo,
     WithJsonSchema,
-    create_model,
     model_validator,
 )
 from pydantic.dataclasses import dataclass as validated_dataclass
@@ -42,7 +41,7 @@ from autotune.errors import remedy_of, rule_of
 from autotune.frozen import FrozenModel
 from autotune.note import Note
 from autotune.policy import POLICY, Policy
-from autotune.settings_table import BY_NAME, DDP_PREFIX
+from autotune.settings_table import DDP_PREFIX
 
 # The workload, and the facts that a probe finds about it. Only the worker opens live objects.
 
@@ -418,28 +417,50 @@ def _checked(kind: Any, value: object, what: str) -> Any:
         raise ValueError(f"{value!r} can't be {what}: {reason}{remedy_of(first)}") from None
 
 
-def _domains_of(model: type[BaseModel], **others: Any) -> Any:
-    """Make a model with a domain for each searched field of another, which checks its values."""
-    domain = Annotated[Domain | None, BeforeValidator(partial(_parse_domain, model))]
-    prefix = DDP_PREFIX if model is DdpConfig else ""
-    fields = {
-        name: (others.get(name, domain), None)
-        for name in model.model_fields
-        if name in others or BY_NAME[prefix + name].tried is not None
-    }
-    return create_model(f"{model.__name__}Domains", __base__=FrozenModel, **fields)  # type: ignore[call-overload] # fields by name
+_Setting = Annotated[Domain | None, BeforeValidator(partial(_parse_domain, TrainingConfig))]
+_DdpSetting = Annotated[Domain | None, BeforeValidator(partial(_parse_domain, DdpConfig))]
 
 
-class DdpSpace(_domains_of(DdpConfig)):  # type: ignore[misc] # a class that is made here
+class DdpSpace(FrozenModel):
     """The settings of DistributedDataParallel to search, written like those of SearchSpace."""
 
+    bucket_cap_mb: _DdpSetting = None
+    first_bucket_mb: _DdpSetting = None
+    gradient_as_bucket_view: _DdpSetting = None
+    static_graph: _DdpSetting = None
+    find_unused_parameters: _DdpSetting = None
+    broadcast_buffers: _DdpSetting = None
+    comm_hook: _DdpSetting = None
 
-class SearchSpace(_domains_of(TrainingConfig, ddp=DdpSpace | None)):  # type: ignore[misc] # as above
+
+class SearchSpace(FrozenModel):
     """The settings to search: a list of choices, {low, high[, log]}, or one value, which fixes a setting.
 
-    Its fields are those of TrainingConfig. A setting left out has a default range that fits machine
-    and workload. The learning rate is not searched; it follows the global batch by `objective.lr_rule`.
+    A setting left out has a default range that fits machine and workload. The learning rate is not
+    searched; it follows the global batch by `objective.lr_rule`.
     """
+
+    micro_batch_size: _Setting = None
+    max_tokens: _Setting = None
+    grad_accum_steps: _Setting = None
+    amp_dtype: _Setting = None
+    num_workers: _Setting = None
+    prefetch_factor: _Setting = None
+    persistent_workers: _Setting = None
+    pin_memory: _Setting = None
+    in_order: _Setting = None
+    multiprocessing_context: _Setting = None
+    worker_threads: _Setting = None
+    channels_last: _Setting = None
+    compile: _Setting = None
+    compile_mode: _Setting = None
+    cudnn_benchmark: _Setting = None
+    fused: _Setting = None
+    intra_op_threads: _Setting = None
+    world_size: _Setting = None
+    strategy: _Setting = None
+    ddp: DdpSpace | None = None
+    numa_binding: _Setting = None
 
     def given(self) -> dict[str, Domain]:
         """Return the settings that the user gave, by their names in settings_table."""
