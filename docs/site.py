@@ -130,10 +130,7 @@ def _docstrings(module: str, name: str) -> dict[str, str]:
     package, _, inner = module.partition(".")
     if package != "autotune":
         return {}
-    found = _package()[inner]
-    if name not in found.members:  # a class that is made of another's fields
-        return {}
-    fields = found[name].attributes
+    fields = _package()[f"{inner}.{name}"].attributes
     return {
         key: field.docstring.value for key, field in fields.items() if field.docstring is not None
     }
