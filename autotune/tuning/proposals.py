@@ -381,7 +381,11 @@ def largest_batch_variant(
     if len(was_run) < 2 or setting not in space.parameters:
         return None
     memory = memory_of_trials(
-        (), records, space.limit_bytes, limit_is_ram=space.environment.has_only_ram
+        (),
+        records,
+        space.limit_bytes,
+        limit_is_ram=space.environment.has_only_ram,
+        memory=space.policy.memory,
     )
     too_big = min(
         (getattr(record.config, setting) for record in own if is_too_big(record)), default=inf

@@ -277,7 +277,9 @@ class Proposer:
         # its twin may be as informative
         twin = config.model_copy(update={"pin_memory": not config.pin_memory})
         configs = list(dict.fromkeys([config, twin, *tried]))
-        is_redundant = redundant_among(configs, self._model.value.forecast(configs), tried)[0]
+        is_redundant = redundant_among(
+            configs, self._model.value.forecast(configs), tried, self._trials
+        )[0]
         return would_add_nothing() if is_redundant else None
 
     def pruning_threshold(self, trial: TrialRecord) -> PruningThreshold | None:
@@ -454,7 +456,10 @@ class Proposer:
                 return mean_log_rates(ended)
             # forecast the trials that the model is fitted to; others keep their last forecast,
             # since of thousands of trials few can be forecast each time
-            fitted = {record.number for record in most_telling(ended)}
+            fitted = {
+                record.number
+                for record in most_telling(ended, self.time.policy.throughput.most_trials)
+            }
             feasible = [record for record in ended if record.is_feasible]
             asked = [
                 record
@@ -481,11 +486,10 @@ class Proposer:
 
         def fit(before: RateModel | None) -> RateModel:
             environment = self.study.space.environment
-            observed = list(rate_observations(self.sides, ended, environment.device_kind))
+            policy = self.time.policy
+            observed = list(rate_observations(self.sides, ended, environment.device_kind, policy))
             if before is None:
-                return RateModel(
-                    observed, environment, self.study.spread, self.study.space.policy.costs
-                )
+                return RateModel(observed, environment, self.study.spread, policy.throughput)
             return before.with_observations(observed, self.study.spread)
 
         return self._model.of(ended, fit)
@@ -501,6 +505,7 @@ class Proposer:
                 ended,
                 space.limit_bytes,
                 limit_is_ram=space.environment.has_only_ram,
+                memory=space.policy.memory,
             ),
         )
 
@@ -545,10 +550,10 @@ class Proposer:
         if running:
             bar = max([best_rate, *np.exp(rates.forecast(running).log_rate)])
         gains = np.minimum(expected_gain(forecast, bar), most_gain(forecast, bar))
-        gains = gains * fits * chance_to_run(configs, failed, feasible)
+        gains = gains * fits * chance_to_run(configs, failed, feasible, trials.blamed)
         is_open = np.array([study.is_open(config) for config in configs])
         may_try = is_open & (fits >= trials.sure_to_fit)
-        is_informative = may_try & ~redundant_among(configs, forecast, tried)
+        is_informative = may_try & ~redundant_among(configs, forecast, tried, trials)
 
         # the lowest ceiling among those that are likely to fit
         left_out = np.array([study.is_left_out(config) for config in configs])
@@ -584,16 +589,21 @@ class Proposer:
     def _trial_seconds(self, configs: Sequence[TrainingConfig], expected: Floats) -> Floats:
         """Return the seconds that a trial of each configuration should take, from its expected samples/s."""
         time = self.time
+        estimates = time.policy.estimates
         pairs = list(zip(configs, expected, strict=True))
         epoch_samples = self.study.space.facts.dataset_length
         if time.is_short_search:
-            trials_s = [measuring_s(config, rate, epoch_samples) for config, rate in pairs]
+            trials_s = [
+                measuring_s(config, rate, epoch_samples, estimates) for config, rate in pairs
+            ]
             rebuild_s = self._trials.rebuilds * time.build_s
             alone_s = [0.0 if shares_process(config) else rebuild_s for config in configs]
             return np.add(trials_s, alone_s)
         # a slow start, or slow steps, must promise more
-        waits_s = np.array([first_batches_s(config, rate, epoch_samples) for config, rate in pairs])
-        slow_s = np.array([steps_s(config, rate) for config, rate in pairs])
+        waits_s = np.array(
+            [first_batches_s(config, rate, epoch_samples, estimates) for config, rate in pairs]
+        )
+        slow_s = np.array([steps_s(config, rate, estimates) for config, rate in pairs])
         beyond_s = np.maximum(waits_s - self._trials.short_wait_s, 0.0)
         beyond_s += np.maximum(slow_s - time.limits.shortest_window_s, 0.0)
         return time.shortest_trial_s + beyond_s

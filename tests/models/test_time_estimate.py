@@ -21,6 +21,7 @@ from autotune.models.time_estimate import (
     typical_run_s,
     typical_s,
 )
+from autotune.policy import POLICY
 from autotune.records.trial import TrialRecord, TrialResult
 from tests.factories import make_measurement, make_record, with_first
 
@@ -176,15 +177,17 @@ def test_first_batches(
     changes: dict[str, object], epoch_samples: int | None, seconds: float
 ) -> None:
     config = TrainingConfig.model_validate({"micro_batch_size": 32, **changes})
-    assert first_batches_s(config, 100.0, epoch_samples) == pytest.approx(seconds)
+    assert first_batches_s(config, 100.0, epoch_samples, POLICY.estimates) == pytest.approx(seconds)
 
 
 def test_long_steps_make_a_trial_longer() -> None:
     config = TrainingConfig(micro_batch_size=64, grad_accum_steps=2)
-    assert measuring_s(config, 1e6, None) == 10.0
-    assert measuring_s(config, 32.0, None) == 6 * 128 / 32.0
+    assert measuring_s(config, 1e6, None, POLICY.estimates) == 10.0
+    assert measuring_s(config, 32.0, None, POLICY.estimates) == 6 * 128 / 32.0
     queues = config.model_copy(update={"num_workers": 8, "prefetch_factor": 8})
-    assert measuring_s(queues, 32.0, None) == first_batches_s(queues, 32.0, None)
+    assert measuring_s(queues, 32.0, None, POLICY.estimates) == first_batches_s(
+        queues, 32.0, None, POLICY.estimates
+    )
 
 
 def test_own_process_builds_again() -> None:
