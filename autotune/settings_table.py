@@ -157,7 +157,7 @@ def name_group(strategy: str, world_size: int) -> str:
 
 def format_ddp(config: TrainingConfig) -> str:
     """List the arguments of DistributedDataParallel that differ from torch's; "" if none do."""
-    own = {} if config.ddp is None else config.ddp.model_dump(exclude_defaults=True)
+    own = config.ddp_settings.model_dump(exclude_defaults=True)
     return ", ".join(
         f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
         for name, value in own.items()
@@ -175,7 +175,7 @@ def _name_batch(config: TrainingConfig) -> str:
 
 
 def _name_workers(config: TrainingConfig) -> str:
-    if config.num_workers == 0:
+    if not config.has_workers:
         return "no workers"
     return f"{config.num_workers:,} worker{'s' if config.num_workers > 1 else ''}"
 
@@ -186,7 +186,7 @@ def _log_batch(config: TrainingConfig) -> float:
 
 def _half(config: TrainingConfig) -> str:
     """Return the precision, with bfloat16 and float16 as one: if one is slow, as on many CPUs, so is the other."""
-    return "half" if config.amp_dtype in {"bfloat16", "float16"} else config.amp_dtype
+    return "half" if config.is_half else config.amp_dtype
 
 
 SETTINGS = (
@@ -267,7 +267,7 @@ SETTINGS = (
                 lambda config: log2(1 + config.num_workers),
                 length=1.5,
             ),
-            Effect({"items": 0.6}, lambda config: config.num_workers > 0),
+            Effect({"items": 0.6}, lambda config: config.has_workers),
         ),
         words=_name_workers,
         names={
@@ -509,7 +509,7 @@ SETTINGS = (
         effects=(
             Effect(
                 {"items": 0.15},
-                lambda config: log2(config.batches_per_worker) if config.num_workers else 0.0,
+                lambda config: log2(config.batches_per_worker) if config.has_workers else 0.0,
                 length=2.0,
             ),
         ),
@@ -528,7 +528,7 @@ SETTINGS = (
             Effect({"samples": 0.5, "per_micro_batch": 0.3}),
             Effect(
                 {"shortfall": 0.15},
-                lambda config: (config.num_workers > 0, config.intra_op_threads),
+                lambda config: (config.has_workers, config.intra_op_threads),
             ),
         ),
         words=lambda config: f"{config.intra_op_threads or 'default'} threads",

@@ -20,7 +20,6 @@ from autotune.config.plan import OptimizerFacts, WorkloadFacts
 from autotune.config.training_config import (
     LOADER_SETTINGS,
     TORCH_BUCKET_CAP_MB,
-    DdpConfig,
     TrainingConfig,
 )
 from autotune.launch.launcher import Exit, Launch
@@ -146,9 +145,9 @@ def analytic_cost(config: TrainingConfig) -> FakeTrial:
     devices = config.world_size
     micro = config.micro_batch_size
     loader = processes * 1000.0 * min(max(1, config.num_workers), 8, 16 / processes)
-    speed = 2.0 if config.amp_dtype in {"bfloat16", "float16"} else 1.0
+    speed = 2.0 if config.is_half else 1.0
     step_s = 0.002 + 20e-6 * micro / speed
-    if config.strategy == "dp":
+    if config.is_dp:
         step_s += devices * 1e-3
     exchange = None
     exposed_s = 0.0
@@ -158,7 +157,7 @@ def analytic_cost(config: TrainingConfig) -> FakeTrial:
     device = devices * (micro / step_s)
     group = devices * (micro / (step_s + exposed_s))
     rate = 1 / (1 / loader + 1 / group)  # without workers, loading and training take turns
-    if config.num_workers:
+    if config.has_workers:
         rate = min(loader, group)
     return FakeTrial(
         samples_per_s=rate,
@@ -172,7 +171,7 @@ def analytic_cost(config: TrainingConfig) -> FakeTrial:
 
 def _communication(config: TrainingConfig, batch_s: float) -> Communication:
     """Return the times of a ring all-reduce of the gradients, after the last of a step's batches."""
-    ddp = config.ddp or DdpConfig()
+    ddp = config.ddp_settings
     ranks = config.world_size
     buckets = ceil(_GRADIENT_BYTES / 2**20 / (ddp.bucket_cap_mb or TORCH_BUCKET_CAP_MB))
     sent_bytes = _GRADIENT_BYTES if ddp.comm_hook is None else _GRADIENT_BYTES // 2
@@ -189,8 +188,7 @@ def _communication(config: TrainingConfig, batch_s: float) -> Communication:
 
 def _bucket_bytes(config: TrainingConfig) -> int:
     """Return the memory of a rank's buckets, unless gradients are views of them."""
-    ddp = config.ddp or DdpConfig()
-    if config.process_count == 1 or ddp.gradient_as_bucket_view:
+    if config.process_count == 1 or config.ddp_settings.gradient_as_bucket_view:
         return 0
     return _GRADIENT_BYTES
 

@@ -551,11 +551,10 @@ def _bind(config: TrainingConfig, binding: str, device: torch.device) -> None:
     threads = usable_cores()
     if binding != "exclusive" or ranks == 1 or not is_bound_by_launcher():
         rank = local_rank() if ranks > 1 else 0
-        count = config.world_size if config.strategy == "dp" else 1
         threads = bind_rank(
             binding,
             rank,
-            addresses_of_ranks(device, rank, ranks, count),
+            addresses_of_ranks(device, rank, ranks, config.devices_per_process),
             is_alone=config.process_count == 1,
         )
     set_threads(config.intra_op_threads or max(1, threads), None)
@@ -576,11 +575,12 @@ def arranged(
     model = model.to(device)
     if config.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload] # torch's stubs lack the keyword alone
-    if config.strategy == "dp":
+    if config.is_dp:
         first = device.index or 0
-        model = _DataParallel(model, device_ids=list(range(first, first + config.world_size)))
-    elif config.strategy == "ddp":
-        model = distributed(model, device, config.ddp or DdpConfig(), is_trial=is_trial)
+        count = config.devices_per_process
+        model = _DataParallel(model, device_ids=list(range(first, first + count)))
+    elif config.is_ddp:
+        model = distributed(model, device, config.ddp_settings, is_trial=is_trial)
     if not config.compile:
         return model
     return torch.compile(model, mode=config.compile_mode)  # type: ignore[return-value] # an OptimizedModule is a Module

@@ -86,14 +86,14 @@ def _contradictions(config: TrainingConfig) -> Iterator[str]:
             )
     if config.strategy == "single" and config.world_size != 1:
         yield f"strategy 'single' has one rank, but got world_size={config.world_size}; set strategy: ddp"
-    if config.strategy != "ddp" and config.ddp is not None:
+    if config.ddp is not None and not config.is_ddp:
         yield f"ddp settings need strategy 'ddp', but got strategy {config.strategy!r}; leave ddp out"
-    if config.strategy == "dp" and config.world_size > 1 and config.compile:
+    if config.is_dp and config.world_size > 1 and config.compile:
         yield (
             "compile can't be combined with strategy 'dp', in whose threads torch compiles nothing, "
             "but got compile=True; set strategy: ddp, or compile: false"
         )
-    if config.ddp is not None and config.ddp.static_graph and config.grad_accum_steps > 1:
+    if config.ddp_settings.static_graph and config.grad_accum_steps > 1:
         yield (
             "ddp.static_graph can't be combined with gradient accumulation (torch ends in an internal "
             f"assert), but got grad_accum_steps={config.grad_accum_steps}; set static_graph: false"
@@ -197,25 +197,55 @@ class TrainingConfig(FrozenModel):
     def by_name(self) -> dict[str, Any]:
         """Values by the names in settings_table; `ddp` is flattened to "ddp.static_graph" and so on."""
         values = self.model_dump(exclude={"ddp"})
-        ddp = self.ddp or DdpConfig()
-        return values | {f"{DDP_PREFIX}{name}": value for name, value in ddp.model_dump().items()}
+        ddp = self.ddp_settings.model_dump()
+        return values | {f"{DDP_PREFIX}{name}": value for name, value in ddp.items()}
+
+    @property
+    def is_ddp(self) -> bool:
+        """True under DistributedDataParallel."""
+        return self.strategy == "ddp"
+
+    @property
+    def is_dp(self) -> bool:
+        """True under DataParallel."""
+        return self.strategy == "dp"
+
+    @property
+    def ddp_settings(self) -> DdpConfig:
+        """Arguments of DistributedDataParallel, torch's defaults if none are given."""
+        return self.ddp or DdpConfig()
+
+    @property
+    def is_half(self) -> bool:
+        """True if forward pass and loss run under autocast, in bfloat16 or float16."""
+        return self.amp_dtype in _AUTOCAST
+
+    @property
+    def has_workers(self) -> bool:
+        """True if worker processes load."""
+        return self.num_workers > 0
 
     @property
     def process_count(self) -> int:
         """Number of training processes: one per rank under ddp, else one."""
-        return self.world_size if self.strategy == "ddp" else 1
+        return self.world_size if self.is_ddp else 1
+
+    @property
+    def devices_per_process(self) -> int:
+        """Number of devices that a training process uses: several under dp."""
+        return self.world_size // self.process_count
 
     @property
     def loader_batch_size(self) -> int:
         """Samples in a batch that one process loads; under dp it loads for all devices."""
-        return self.micro_batch_size * self.world_size // self.process_count
+        return self.micro_batch_size * self.devices_per_process
 
     @property
     def loader_max_tokens(self) -> int | None:
         """Tokens in a batch that one process loads; None without a token budget."""
         if self.max_tokens is None:
             return None
-        return self.max_tokens * self.world_size // self.process_count
+        return self.max_tokens * self.devices_per_process
 
     @property
     def global_batch_size(self) -> int:
@@ -242,7 +272,7 @@ class TrainingConfig(FrozenModel):
     @property
     def batches_per_worker(self) -> int:
         """Batches that each worker loads in advance; 0 without workers."""
-        if self.num_workers == 0:
+        if not self.has_workers:
             return 0
         return self.prefetch_factor or TORCH_PREFETCH_FACTOR
 
@@ -353,19 +383,18 @@ class TrainingConfig(FrozenModel):
         from autotune.apply.prepare import Accumulator
 
         place = device or next((parameter.device for parameter in model.parameters()), "cpu")
-        is_static = self.ddp is not None and self.ddp.static_graph
         # A compiled model passes no_sync on.
         no_sync = None
-        if self.strategy == "ddp" and not is_static:
+        if self.is_ddp and not self.ddp_settings.static_graph:
             no_sync = getattr(model, "no_sync", None)
         return Accumulator(
             optimizer=optimizer,
             scaler=scaler or self.grad_scaler(place),
             steps=self.grad_accum_steps,
             device_type=torch.device(place).type,
-            autocast=partial(self.autocast, place) if self.amp_dtype in _AUTOCAST else None,
+            autocast=partial(self.autocast, place) if self.is_half else None,
             no_sync=no_sync,
-            gathers=self.strategy == "dp",
+            gathers=self.is_dp,
             records_graphs=self.records_graphs and torch.device(place).type == "cuda",
         )
 

@@ -260,7 +260,7 @@ def notes_of(current: CurrentSettings, plan: Plan) -> Iterator[Note]:
     for name, reason in reading.unread.items():
         yield not_read(path, name, reason)
     idle = [name for setting, name in reading.origins.items() if setting.startswith(DDP_PREFIX)]
-    if idle and plan.baseline.strategy != "ddp":
+    if idle and not plan.baseline.is_ddp:
         yield ddp_without_ranks(path, names=idle)
     taken = [
         f"{name}={value}"

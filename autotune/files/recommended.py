@@ -298,9 +298,9 @@ def _loader_of(facts: WorkloadFacts, config: TrainingConfig) -> str:
 
 def _ranks(config: TrainingConfig) -> str:
     """Return the comment on several devices; "" for one."""
-    if config.strategy == "single":
-        return ""
-    return (_DDP if config.strategy == "ddp" else _DP).format(count=config.world_size)
+    if config.is_ddp:
+        return _DDP.format(count=config.process_count)
+    return _DP.format(count=config.devices_per_process) if config.is_dp else ""
 
 
 def _taken_off(before: TrainingConfig, config: TrainingConfig) -> str:

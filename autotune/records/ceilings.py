@@ -88,7 +88,7 @@ def _key(side: Side, config: TrainingConfig) -> tuple[object, ...]:
     Copies do not depend on the batch, since starting a copy takes microseconds.
     """
     values = [value(config) for value in _VALUES[side]]
-    if side == "loader" and config.num_workers == 0:
+    if side == "loader" and not config.has_workers:
         values.append(config.intra_op_threads)  # the trial's own process makes the items
     return (side, *values)
 
@@ -284,4 +284,4 @@ def headroom_of(
 
 def overlaps(config: TrainingConfig, device_kind: str) -> bool:
     """Return whether loading overlaps with training: in workers, or with an accelerator's work."""
-    return config.num_workers > 0 or device_kind != "cpu"
+    return config.has_workers or device_kind != "cpu"

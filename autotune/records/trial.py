@@ -14,7 +14,7 @@ from typing import Literal
 
 from autotune.config.environment import Environment
 from autotune.config.plan import WorkloadFacts
-from autotune.config.training_config import DdpConfig, TrainingConfig
+from autotune.config.training_config import TrainingConfig
 from autotune.frozen import FrozenModel
 from autotune.messages.search import (
     gradient_not_finite,
@@ -259,9 +259,8 @@ def load_of(
         environment: The machine.
         facts: Properties of the workload, with the gradients' bytes.
     """
-    ddp = config.ddp or DdpConfig()
     bucket_bytes = 0
-    if config.strategy == "ddp" and not ddp.gradient_as_bucket_view:
+    if config.is_ddp and not config.ddp_settings.gradient_as_bucket_view:
         bucket_bytes = facts.gradient_bytes
     ranks = 1
     if environment.has_only_ram:

@@ -198,7 +198,7 @@ def ranks_on_host(ranks: int, environment: Environment) -> int:
 
 def hosts_of(config: TrainingConfig, environment: Environment) -> int:
     """Return the number of hosts that a trial uses; all of them if its group is too large."""
-    return _hosts_taken(config.world_size, environment) if config.strategy == "ddp" else 1
+    return _hosts_taken(config.process_count, environment)
 
 
 def cores_within(config: TrainingConfig, environment: Environment) -> int:
@@ -208,9 +208,8 @@ def cores_within(config: TrainingConfig, environment: Environment) -> int:
 
 def _bound(config: TrainingConfig, environment: Environment) -> tuple[int, Environment, int]:
     """Return the processes on a host, the machine, and the number of their devices."""
-    here = _processes_on_host(config.strategy, config.world_size, environment)
-    devices = config.world_size if config.strategy == "dp" else here
-    return here, environment, devices
+    here = ranks_on_host(config.process_count, environment)
+    return here, environment, here * config.devices_per_process
 
 
 def _processes_on_host(strategy: object, world_size: object, environment: Environment) -> int:
@@ -248,8 +247,8 @@ def coarse_exchange(config: TrainingConfig, baseline: TrainingConfig) -> str | N
     its scale; in other precisions nothing corrects them. Source: torch/distributed/algorithms/
     ddp_comm_hooks/default_hooks.py (_compress_hook), torch 2.13.
     """
-    hook = (config.ddp or DdpConfig()).comm_hook
-    own = (baseline.ddp or DdpConfig()).comm_hook
+    hook = config.ddp_settings.comm_hook
+    own = baseline.ddp_settings.comm_hook
     if hook is None or hook == own or HOOK_DTYPES.get(hook) == config.amp_dtype:
         return None
     return (
@@ -365,18 +364,18 @@ def _beyond_the_optimizer(
 
 def _beyond_the_machine(config: TrainingConfig, environment: Environment) -> str | None:
     kind = environment.device_kind
-    if config.strategy == "dp" and kind not in DATA_PARALLEL_KINDS:
+    if config.is_dp and kind not in DATA_PARALLEL_KINDS:
         return (
             "strategy 'dp' splits each batch over CUDA or ROCm devices, but the device is "
             f"{environment.device}; set strategy: ddp or single"
         )
-    if config.strategy == "ddp" and kind not in GROUP_BACKENDS:
+    if config.is_ddp and kind not in GROUP_BACKENDS:
         return (
             "strategy 'ddp' exchanges gradients by NCCL, XCCL or gloo, but torch has none of them "
             "for "
             f"{environment.device}; set strategy: single"
         )
-    is_spanning = environment.hosts > 1 and config.strategy != "dp"
+    is_spanning = environment.hosts > 1 and not config.is_dp
     most = most_ranks(environment) if is_spanning else ranks_of_host(environment)
     if config.world_size <= most:
         return None
@@ -401,9 +400,9 @@ def _describe_room(most: int, environment: Environment, *, is_spanning: bool) ->
 def _beyond_the_group(
     config: TrainingConfig, facts: WorkloadFacts, environment: Environment
 ) -> str | None:
-    if config.strategy != "ddp":
+    if not config.is_ddp:
         return None
-    ddp = config.ddp or DdpConfig()
+    ddp = config.ddp_settings
     if facts.has_unused_parameters and not (ddp.find_unused_parameters or ddp.static_graph):
         return (
             "DistributedDataParallel must search for parameters without a gradient (one step has "

@@ -120,7 +120,7 @@ def _own_values(script: ScriptFacts) -> dict[str, SettingValue]:
     return {
         name: value
         for name, value in observed.by_name.items()
-        if name != "lr" and (observed.strategy == "ddp" or not name.startswith(DDP_PREFIX))
+        if name != "lr" and (observed.is_ddp or not name.startswith(DDP_PREFIX))
     }
 
 
@@ -192,7 +192,7 @@ class Ranges(dict[str, Domain]):
     @property
     def ddp(self) -> DdpConfig:
         """The baseline's arguments of DistributedDataParallel."""
-        return self.baseline.ddp or DdpConfig()
+        return self.baseline.ddp_settings
 
     @property
     def thread_counts(self) -> list[int]:

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from autotune.config.environment import Environment
 from autotune.config.plan import Choices, Domain, Objective, SettingValue, WorkloadFacts
-from autotune.config.training_config import DdpConfig, TrainingConfig
+from autotune.config.training_config import TrainingConfig
 from autotune.messages import space as messages
 from autotune.note import Note
 from autotune.policy import Policy
@@ -132,7 +132,7 @@ def _ranks(basis: Basis, domains: Mapping[str, Domain]) -> Iterator[Note]:
         yield messages.unused_parameters_not_searched()
 
     # Listed gradient compression that the baseline lacks, since only the user can judge it
-    own = (basis.baseline.ddp or DdpConfig()).comm_hook
+    own = basis.baseline.ddp_settings.comm_hook
     listed_hooks = given.get(f"{DDP_PREFIX}comm_hook", ())
     hooks = [str(hook) for hook in listed_hooks if hook not in {None, own}]
     if hooks:
@@ -283,8 +283,8 @@ def setting_of(config: TrainingConfig, name: str) -> SettingValue:
     if not name.startswith(DDP_PREFIX):
         value = getattr(config, name)
         return value
-    value = getattr(config.ddp or DdpConfig(), name.removeprefix(DDP_PREFIX))
-    return value if config.strategy == "ddp" else None
+    value = getattr(config.ddp_settings, name.removeprefix(DDP_PREFIX))
+    return value if config.is_ddp else None
 
 
 def with_batch_setting(config: TrainingConfig, value: int, space: ResolvedSpace) -> TrainingConfig:
