@@ -138,6 +138,9 @@ class Trials:
     """Configurations to try on the largest samples, one after the other, until one fits."""
     sure_room: float = 4.0
     """Ratio of memory limit to peak from which a configuration needs no run on the largest samples."""
+    side_sds: float = 2.0
+    """Standard deviations by which a side's forecast may be off, either way, in judging whether it
+    limits the throughput."""
     ample: float = 1.25
     """Ratio between two sides, uncertainty included, from which the faster one does not limit
     throughput."""

@@ -281,7 +281,7 @@ def outliers_of(log_rates: Sequence[float], assumed: Spread = POLICY.spread) -> 
 # rates: a new deal".
 
 
-def believe(measured: Contrast, proof: Proof = POLICY.proof) -> Contrast:
+def believe(measured: Contrast, proof: Proof) -> Contrast:
     """Return the posterior of a gain under the prior."""
     scales = np.array(proof.gain_sds)
     variances = measured.sds[:, None] ** 2
@@ -300,7 +300,7 @@ def believe(measured: Contrast, proof: Proof = POLICY.proof) -> Contrast:
     )
 
 
-def chance_worthwhile(measured: Contrast, proof: Proof = POLICY.proof) -> float:
+def chance_worthwhile(measured: Contrast, proof: Proof) -> float:
     """Return the probability that a gain is worth a change of settings."""
     return 1 - believe(measured, proof).chance_below(log1p(proof.worthwhile))
 
@@ -639,13 +639,13 @@ class Evidence:
 
 
 def evidence_of_runs(
-    records: Iterable[TrialRecord], spread: RunVariation | None = None, policy: Policy = POLICY
+    records: Iterable[TrialRecord], spread: RunVariation, policy: Policy = POLICY
 ) -> Evidence:
     """Return the evidence of all runs that ended well, in the order in which they ended.
 
     Args:
         records: Trials with their repeats.
-        spread: Run-to-run variation known before. Defaults to the assumed one on a CPU.
+        spread: Run-to-run variation known before.
         policy: Numbers of the evidence.
     """
     runs = list[Run]()
@@ -655,8 +655,6 @@ def evidence_of_runs(
                 runs.append(
                     run_of(result.measurement, policy, number=record.number, at_s=result.at_s)
                 )
-    if spread is None:
-        spread = assumed_variation("cpu", policy.spread)
     return Evidence(sorted(runs, key=lambda run: run.at_s), spread, policy.spread)
 
 
@@ -694,9 +692,7 @@ class PruningThreshold:
     same settings."""
 
 
-def luck_of(
-    best: RunVariation, running: RunVariation, stopping: Stopping = POLICY.stopping
-) -> float:
+def luck_of(best: RunVariation, running: RunVariation, stopping: Stopping) -> float:
     """Return the difference that two log throughputs of the same settings may have by chance.
 
     Hosts of accelerators vary more than CPUs, so there the degrees of freedom count too.
@@ -713,7 +709,7 @@ def luck_of(
 
 
 def behind_threshold(
-    blocks: Sequence[Block], bar: PruningThreshold, stopping: Stopping = POLICY.stopping
+    blocks: Sequence[Block], bar: PruningThreshold, stopping: Stopping
 ) -> Note | None:
     """Return a note on why a trial can be stopped; None while it may still come near the threshold.
 
@@ -836,7 +832,7 @@ def choose(
     score: Callable[[TrialRecord], float],
     *,
     settled: int | None = None,
-    worthwhile: float = POLICY.proof.worthwhile,
+    worthwhile: float,
 ) -> TrialRecord:
     """Return the trial to recommend.
 

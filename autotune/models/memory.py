@@ -70,13 +70,13 @@ class _Term(NamedTuple):
 
 
 _PRECISIONS: tuple[_Value, ...] = (
-    lambda config: config.amp_dtype not in {"bfloat16", "float16"},
+    lambda config: not config.is_half,
     lambda config: config.amp_dtype == "bfloat16",
     lambda config: config.amp_dtype == "float16",
 )
 _GROUPS: tuple[_Value, ...] = (
     lambda config: config.process_count > 1,
-    lambda config: config.strategy == "dp",
+    lambda config: config.is_dp,
 )
 
 
@@ -123,9 +123,6 @@ _TERMS = (
     *(_Term(lambda memory: memory.group, value) for value in _GROUPS),
     *(_Term(lambda memory: memory.group, value, grows=True) for value in _GROUPS),
 )
-_HALVES = np.array([[0.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
-_BOTH_HALVES = np.array([[0.0, 0.0, 0.0], [0.0, 0.0, 1.0], [0.0, 1.0, 0.0]])
-"""Variances and covariances of `_PRECISIONS` that half precision changes."""
 _GROWS = np.array([term.grows for term in _TERMS])
 _OF_WORKERS = np.array([term.of_workers for term in _TERMS])
 _RISING = np.flatnonzero(np.append(_GROWS | _OF_WORKERS, [False, False]))
@@ -290,7 +287,8 @@ def _prior(memory: Memory, scale_bytes: float) -> tuple[Floats, Floats]:
 
     # Half precision changes float32's coefficients by a correlated amount
     covariance = np.diag(np.square(sds))
-    changes = _HALVES + memory.halves_correlation * _BOTH_HALVES
+    alike = memory.halves_correlation
+    changes = np.array([[0.0, 0.0, 0.0], [0.0, 1.0, alike], [0.0, alike, 1.0]])
     for first, change_sd in ((0, memory.half_fixed_sd), (3, memory.half_growth_sd)):
         covariance[first : first + 3, first : first + 3] = sds[first] ** 2 + change_sd**2 * changes
     precision = np.linalg.inv(covariance * np.outer(scales, scales))
@@ -367,6 +365,21 @@ def memory_of_trials(
     most = memory.most_peaks
     observed = with_latest(peaks, by_height[: most // 2], most=most)
     return MemoryModel(observed=observed, has_workers_in_ram=limit_is_ram, memory=memory)
+
+
+def memory_within(
+    space: ResolvedSpace,
+    records: Sequence[TrialRecord],
+    curves: Sequence[ConfiguredPoint] = (),
+) -> MemoryModel:
+    """Fit the memory model to a search's trials and curves, by its space's limit and policy."""
+    return memory_of_trials(
+        curves,
+        records,
+        space.limit_bytes,
+        limit_is_ram=space.environment.has_only_ram,
+        memory=space.policy.memory,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -494,13 +507,7 @@ def largest_batch_note(
             if memory_kind(record.config) != memory_kind(config)
             or record.config.micro_batch_size != batch
         ]
-        model = memory_of_trials(
-            (),
-            others,
-            limit_bytes,
-            limit_is_ram=space.environment.has_only_ram,
-            memory=space.policy.memory,
-        )
+        model = memory_within(space, others)
         predicted, error = MemoryLine(model=model, config=largest, batches=()).predict(batch)
 
     # The reason why no larger one ran

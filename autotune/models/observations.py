@@ -24,7 +24,7 @@ from autotune.policy import POLICY, Policy, Throughput
 from autotune.records.ceilings import SIDES, Ceiling, CeilingBook, host_ceiling_of, loader_key
 from autotune.records.result import CurvePoint, Curves
 from autotune.records.trial import TrialRecord
-from autotune.settings_table import SETTINGS, Side
+from autotune.settings_table import BY_NAME, SETTINGS, Side
 from autotune.space.constraints import SINGLE, normalised
 from autotune.space.ranges import spread, whole_numbers
 from autotune.space.scaling import samples_within
@@ -33,12 +33,12 @@ from autotune.space.space import ResolvedSpace
 # Curves: the configurations that they measure, and the observations that curves and trials give.
 
 
-_WORKERS_ALONE = frozenset({"num_workers", "persistent_workers", "prefetch_factor"})
+_WORKERS = BY_NAME["num_workers"]
+_OF_WORKERS = [setting for setting in SETTINGS if setting.needs == _WORKERS.name]
+_WORKERS_ALONE = {_WORKERS.name, *(one.name for one in _OF_WORKERS if not one.is_kept)}
 """Settings that a point may change if it differs from the baseline in its number of workers; with
 workers, torch sets its own prefetch factor."""
-AMONG_WORKERS = [
-    setting.name for setting in SETTINGS if setting.needs == "num_workers" and setting.is_kept
-]
+AMONG_WORKERS = [setting.name for setting in _OF_WORKERS if setting.is_kept]
 """Settings whose effect shows when several workers hold each other up."""
 _SEVERAL = 2
 """Number of workers from which several share the items."""

@@ -24,13 +24,13 @@ from numpy.typing import NDArray
 
 from autotune.config.environment import Environment
 from autotune.config.training_config import TrainingConfig
-from autotune.models.statistics import NORMAL_95, Floats, in_parts
+from autotune.models.statistics import Floats, in_parts
 from autotune.models.throughput_law import COSTS, Circumstances, Rates, law
 from autotune.policy import POLICY, CostPrior, Throughput, Trials
 from autotune.records.ceilings import device_key, loader_key, overlaps
 from autotune.records.result import RunVariation
 from autotune.records.trial import OUT_OF_MEMORY, TrialRecord
-from autotune.settings_table import SETTINGS
+from autotune.settings_table import BY_NAME, SETTINGS
 from autotune.space.constraints import cores_within, hosts_of
 
 # Gaussian processes observed through a nonlinear function: find the most likely state.
@@ -605,7 +605,7 @@ def _solved(cholesky: Floats, right: Floats) -> Floats:
 # Criteria for the next trial: expected gain, redundancy, and the probability that it runs.
 
 
-_SETTINGS = tuple(name for name in TrainingConfig.model_fields if name != "lr")
+_SETTINGS = tuple(name for name in TrainingConfig.model_fields if BY_NAME[name].sides)
 
 
 def expected_gain(forecast: Forecast, best_samples_per_s: float) -> Floats:
@@ -631,7 +631,7 @@ def expected_gain(forecast: Forecast, best_samples_per_s: float) -> Floats:
     return np.maximum(gain, 0.0)
 
 
-def most_gain(forecast: Forecast, best_samples_per_s: float) -> Floats:
+def most_gain(forecast: Forecast, best_samples_per_s: float, side_sds: float) -> Floats:
     """Return an upper bound of each gain: the slowest side at the upper end of its interval, over the best.
 
     Copies bound a run even if computing hides them completely.
@@ -639,11 +639,12 @@ def most_gain(forecast: Forecast, best_samples_per_s: float) -> Floats:
     Args:
         forecast: Forecast of the configurations.
         best_samples_per_s: Best throughput so far, in samples/s.
+        side_sds: Standard deviations from the forecast to the end of the interval.
 
     Returns:
         One share per configuration: 0.04 = 4 %.
     """
-    _, fast = _sides(forecast)
+    _, fast = _sides(forecast, side_sds)
     gain: Floats = np.maximum(np.min(fast, axis=0) / best_samples_per_s - 1, 0.0)
     return gain
 
@@ -669,7 +670,7 @@ def redundant_among(
             is worth a trial.
     """
     # Sides that limit nothing, even at the unfavorable ends of all intervals
-    (slow_loader, slow_device, slow_copy, slow_host), fast = _sides(forecast)
+    (slow_loader, slow_device, slow_copy, slow_host), fast = _sides(forecast, trials.side_sds)
     fast_loader = fast[0]
     fast_training = np.min(fast[1:], axis=0)
     # At worst no part of a copy is hidden, at best all of it
@@ -751,7 +752,9 @@ def _pins_in_vain(
     The same configuration with a tried value is as informative. None if copies were not measured,
     or if all remaining configurations have the untried value and no tried twin.
     """
-    (_, _, slow_copy, slow_host), (fast_loader, fast_device, _, _) = _sides(forecast)
+    (_, _, slow_copy, slow_host), (fast_loader, fast_device, _, _) = _sides(
+        forecast, trials.side_sds
+    )
     known = {config.pin_memory for config in tried}
     has_run = set(tried)
     is_known = np.array([config.pin_memory in known for config in configs], dtype=np.bool_)
@@ -772,10 +775,10 @@ def _pins_in_vain(
     return np.asarray(~is_known & is_short & has_twin, dtype=np.bool_)
 
 
-def _sides(forecast: Forecast) -> tuple[Floats, Floats]:
+def _sides(forecast: Forecast, sds: float) -> tuple[Floats, Floats]:
     """Return loader, device, copy and host throughput at both ends of their intervals, (4, configs) each."""
     rates = np.stack([forecast.loader, forecast.device, forecast.copy, forecast.host])
-    spread = NORMAL_95 * np.stack(
+    spread = sds * np.stack(
         [forecast.loader_sd, forecast.device_sd, forecast.copy_sd, forecast.host_sd]
     )
     return rates * np.exp(-spread), rates * np.exp(spread)

@@ -53,9 +53,7 @@ def typical_s(records: Sequence[TrialRecord]) -> float:
     return median(_taken_s(record) for record in records[-_LATEST:])
 
 
-def typical_overhead_s(
-    records: Sequence[TrialRecord], estimates: Estimates = POLICY.estimates
-) -> float:
+def typical_overhead_s(records: Sequence[TrialRecord], estimates: Estimates) -> float:
     """Return the median seconds of a trial outside its window: build, loader start, warm-up."""
     latest = records[-_LATEST:]
     measured = [record for record in latest if record.measurement is not None]
@@ -64,9 +62,7 @@ def typical_overhead_s(
     return max(0.0, median(_taken_s(record) - _window_s(record) for record in measured))
 
 
-def typical_run_s(
-    records: Sequence[TrialRecord], window_s: float, estimates: Estimates = POLICY.estimates
-) -> float:
+def typical_run_s(records: Sequence[TrialRecord], window_s: float, estimates: Estimates) -> float:
     """Return the seconds of a further run; `window_s` is its window if none was measured."""
     windows = [_window_s(record) for record in records[-_LATEST:] if record.measurement is not None]
     return typical_overhead_s(records, estimates) + (median(windows) if windows else window_s)

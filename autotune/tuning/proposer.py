@@ -25,7 +25,7 @@ from autotune.messages.search import (
     would_not_fit,
 )
 from autotune.models.evidence import PruningThreshold, luck_of
-from autotune.models.memory import MemoryModel, memory_of_trials
+from autotune.models.memory import MemoryModel, memory_within
 from autotune.models.observations import (
     ConfiguredPoint,
     changes_no_effect_setting,
@@ -497,16 +497,9 @@ class Proposer:
     def _memory(self) -> MemoryModel:
         """Return the memory model of everything measured so far."""
         ended = self.study.ended
-        space = self.study.space
         return self._peaks.of(
             (ended, len(self.sides)),
-            lambda _: memory_of_trials(
-                self.sides,
-                ended,
-                space.limit_bytes,
-                limit_is_ram=space.environment.has_only_ram,
-                memory=space.policy.memory,
-            ),
+            lambda _: memory_within(self.study.space, ended, self.sides),
         )
 
     def _near(self, best: TrainingConfig) -> list[tuple[Params, TrainingConfig]]:
@@ -549,7 +542,8 @@ class Proposer:
         bar = best_rate
         if running:
             bar = max([best_rate, *np.exp(rates.forecast(running).log_rate)])
-        gains = np.minimum(expected_gain(forecast, bar), most_gain(forecast, bar))
+        most = most_gain(forecast, bar, trials.side_sds)
+        gains = np.minimum(expected_gain(forecast, bar), most)
         gains = gains * fits * chance_to_run(configs, failed, feasible, trials.blamed)
         is_open = np.array([study.is_open(config) for config in configs])
         may_try = is_open & (fits >= trials.sure_to_fit)

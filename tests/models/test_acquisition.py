@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.config.training_config import TrainingConfig
-from autotune.models.statistics import NORMAL_95
 from autotune.models.throughput import (
     Forecast,
     chance_to_run,
@@ -102,7 +101,7 @@ def are_redundant(
 
 
 BLAMED = POLICY.trials.blamed
-BARELY = POLICY.trials.ample * exp(2 * NORMAL_95 * 0.02) * SLOW
+BARELY = POLICY.trials.ample * exp(2 * POLICY.trials.side_sds * 0.02) * SLOW
 PINS = [workers(4, pin_memory=False), workers(4, pin_memory=True)]
 HALVES = [workers(4), workers(4, amp_dtype="bfloat16")]
 WORKERS = [workers(2), workers(4)]
@@ -188,7 +187,9 @@ def test_untried_pinning_with_short_copies() -> None:
 
 def test_the_slowest_side_bounds_the_gain() -> None:
     for side, gain in ({"copy": 2 * SLOW}, 1.0), ({"host": 1.1 * SLOW}, 0.1), ({}, 9.0):
-        assert most_gain(forecast(SLOW, **side, side_sd=0.0), SLOW) == pytest.approx([gain])
+        assert most_gain(
+            forecast(SLOW, **side, side_sd=0.0), SLOW, POLICY.trials.side_sds
+        ) == pytest.approx([gain])
 
 
 # Failures

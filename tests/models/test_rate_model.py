@@ -549,7 +549,7 @@ def test_hidden_copies_gain_nothing_by_pinning() -> None:
         seen_without_pinning(990.0), config(8), config(8, pin_memory=True), environment=GPU
     )
     assert rates(known)[0] == pytest.approx(990.0, rel=0.015)
-    assert (most_gain(known, 990.0) < 0.06).all()
+    assert (most_gain(known, 990.0, POLICY.trials.side_sds) < 0.06).all()
 
 
 def test_hidden_share_of_pinned_copies() -> None:
