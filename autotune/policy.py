@@ -150,7 +150,7 @@ class Trials:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Curves:
+class CurveRules:
     """Curves of loader and device alone: the points that they measure."""
 
     most_values: int = 6
@@ -263,7 +263,7 @@ class Stopping:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """Assumed run-to-run variation, as standard deviations of the logarithm of the throughput."""
+    """Run-to-run variation of the logarithm of the throughput: what is assumed, limits, outliers."""
 
     cpu_sd: float = 0.1
     """Variation on a CPU. Source: benchmarks/results, where it is 2 to 20 %."""
@@ -568,11 +568,9 @@ class Memory:
     """RAM of a loader worker."""
     held_batch: Normal = Normal(0.003, 0.004)
     """RAM of each batch that workers hold."""
-    shared_pages: Normal = Normal(1.0, 0.4)
-    """RAM of the pages that a trial shares with the process it was forked from, as a multiple of the
-    usual."""
-    shared_pages_bytes: int = 280 * 2**20
-    """Usual size of these pages: torch's libraries, 270 MiB on the surfaces of benchmarks/."""
+    shared_pages_bytes: Normal = Normal(280 * 2**20, 112 * 2**20)
+    """RAM of the pages that a trial shares with the process it was forked from, torch's libraries, in
+    bytes. Source: 270 MiB on the surfaces of benchmarks/."""
     group: Normal = Normal(0.0, 0.3)
     """What several processes, or DataParallel, add to the fixed part, and to the growth."""
     alone_fixed: Normal = Normal(0.03, 0.05)
@@ -608,7 +606,7 @@ class Policy:
     """The numbers of a search, grouped by the question that they answer."""
 
     ranges: DefaultRanges = DefaultRanges()
-    curves: Curves = Curves()
+    curves: CurveRules = CurveRules()
     trials: Trials = Trials()
     proof: Proof = Proof()
     stopping: Stopping = Stopping()

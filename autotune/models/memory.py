@@ -65,8 +65,8 @@ class _Term(NamedTuple):
     """The term is also multiplied by the batch, relative to the largest measured one."""
     of_workers: bool = False
     """The term counts only if the limit is on RAM."""
-    scale_bytes: Callable[[Memory], int] | None = None
-    """Scale of the prior, if not the highest peak."""
+    is_in_bytes: bool = False
+    """The prior is in bytes, not in shares."""
 
 
 _PRECISIONS: tuple[_Value, ...] = (
@@ -114,10 +114,7 @@ _TERMS = (
     _Term(lambda memory: memory.worker, _workers, of_workers=True),
     _Term(lambda memory: memory.held_batch, _held, grows=True, of_workers=True),
     _Term(
-        lambda memory: memory.shared_pages,
-        _shared_pages,
-        of_workers=True,
-        scale_bytes=lambda memory: memory.shared_pages_bytes,
+        lambda memory: memory.shared_pages_bytes, _shared_pages, of_workers=True, is_in_bytes=True
     ),
     *(_Term(_around_zero(own.sd), own.of) for own in _OF_SETTINGS),
     *(_Term(lambda memory: memory.group, value) for value in _GROUPS),
@@ -277,10 +274,8 @@ class MemoryModel:
 def _prior(memory: Memory, scale_bytes: float) -> tuple[Floats, Floats]:
     """Return the mean and the inverse covariance of all coefficients, those of a device alone last."""
     alone = (memory.alone_fixed, memory.alone_growth)
-    scales = np.full(len(_TERMS) + len(alone), scale_bytes)
-    for place, term in enumerate(_TERMS):
-        if term.scale_bytes is not None:
-            scales[place] = term.scale_bytes(memory)
+    own_scales = [1.0 if term.is_in_bytes else scale_bytes for term in _TERMS]
+    scales = np.array(own_scales + [scale_bytes] * len(alone))
     priors = [*(term.prior(memory) for term in _TERMS), *alone]
     means = np.array([prior.mean for prior in priors])
     sds = np.array([prior.sd for prior in priors])

@@ -33,13 +33,11 @@ from autotune.space.space import ResolvedSpace
 # Curves: the configurations that they measure, and the observations that curves and trials give.
 
 
-_WORKERS = BY_NAME["num_workers"]
-_OF_WORKERS = [setting for setting in SETTINGS if setting.needs == _WORKERS.name]
-_WORKERS_ALONE = {_WORKERS.name, *(one.name for one in _OF_WORKERS if not one.is_kept)}
+AMONG_WORKERS = [name for name in NEUTRAL_WITHOUT_WORKERS if BY_NAME[name].is_kept]
+"""Settings whose effect shows when several workers hold each other up."""
+_WORKERS_ALONE = {"num_workers", *NEUTRAL_WITHOUT_WORKERS} - {*AMONG_WORKERS}
 """Settings that a point may change if it differs from the baseline in its number of workers; with
 workers, torch sets its own prefetch factor."""
-AMONG_WORKERS = [setting.name for setting in _OF_WORKERS if setting.is_kept]
-"""Settings whose effect shows when several workers hold each other up."""
 _SEVERAL = 2
 """Number of workers from which several share the items."""
 
