@@ -24,7 +24,6 @@ from autotune.models.observations import (
 )
 from autotune.models.throughput import RateModel
 from autotune.models.throughput_law import joint_rate
-from autotune.policy import POLICY
 from autotune.records.breakdown import LoaderCosts
 from autotune.records.ceilings import overlaps
 from autotune.records.measurement import BucketForecast, LengthStep, PackForecast
@@ -43,6 +42,9 @@ PINNING_KINDS: frozenset[DeviceKind] = frozenset({"cuda", "rocm", "xpu"})
 """Devices with faster copies from page-locked memory."""
 _MOST_SAVED_FRACTION = 0.95
 """Largest share of the wall time that can be saved: our own convention."""
+_SEVERAL_THREADS = 1.5
+"""Cores that an item keeps busy from which the diagnosis counts it as multithreaded: our own
+convention. More than the policy's `cores_per_item`, since clock reads count in this CPU time."""
 _LEAST_BUSY_SHARE = 0.01
 """Least share of the time without waiting for data from which a device's ceiling is derived: our
 own convention."""
@@ -173,7 +175,7 @@ def workers_run_too_many_threads(evidence: Evidence) -> bool:
     """Return whether multithreaded items (OpenCV, NumPy) use more threads in all than there are cores."""
     costs = evidence.measurement.loader_costs
     loaders = loader_processes(evidence.config)
-    if costs is None or costs.cpu_fraction < POLICY.ranges.cores_per_item:
+    if costs is None or costs.cpu_fraction <= _SEVERAL_THREADS:
         return False
     return costs.cpu_fraction * loaders > evidence.environment.cores
 
