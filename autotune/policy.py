@@ -138,6 +138,31 @@ class Trials:
     """Configurations to try on the largest samples, one after the other, until one fits."""
     sure_room: float = 4.0
     """Ratio of memory limit to peak from which a configuration needs no run on the largest samples."""
+    side_sds: float = 2.0
+    """Standard deviations by which a side's forecast may be off, either way, in judging whether it
+    limits the throughput."""
+    ample: float = 1.25
+    """Ratio between two sides, uncertainty included, from which the faster one does not limit
+    throughput."""
+    blamed: float = 0.99
+    """Probability that a failure is due to the settings that nothing else ran with, not to the
+    machine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurveRules:
+    """Curves of loader and device alone: the points that they measure."""
+
+    most_values: int = 6
+    """Values of a number that a curve measures."""
+    few_workers: int = 4
+    """Number of workers for measuring settings whose effect shows when several workers hold each
+    other up, if there are enough cores."""
+    least_scaling: float = 1.05
+    """Ratio of a loader's throughput to that with fewer workers, below which no more workers are
+    measured."""
+    fastest_precision: float = 8.0
+    """Ratio by which half precision on tensor cores may compute faster than float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,7 +263,7 @@ class Stopping:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """Assumed run-to-run variation, as standard deviations of the logarithm of the throughput."""
+    """Run-to-run variation of the logarithm of the throughput: what is assumed, limits, outliers."""
 
     cpu_sd: float = 0.1
     """Variation on a CPU. Source: benchmarks/results, where it is 2 to 20 %."""
@@ -251,6 +276,34 @@ class Spread:
     degrees_of_freedom: float = 2.0
     """Degrees of freedom of these assumptions: machines differ by a factor of 2 either way, as a
     standard deviation from three runs does. Source: benchmarks/results, where it is 1.5 to 20 %."""
+    least_sd: float = 0.002
+    """Least variation of any machine, and least error of a run by its own window, which keep intervals
+    from closing."""
+    most_window_sd: float = 0.1
+    """Largest standard deviation of a run by its own window: with a loader that pauses periodically,
+    batches differ far more than windows. Source: benchmarks/surfaces, `bursty`: 26 % by batch
+    means, 7 % between repeats."""
+    most_second_sd: float = 0.5
+    """The same for planning a window's length: a window must contain a pause of its loader."""
+    least_factor: float = 1 / 20
+    """Smallest variation that evidence considers, as a multiple of the assumed one."""
+    most_factor: float = 6.0
+    """Largest variation that evidence considers, as a multiple of the assumed one."""
+    most_sd: float = 0.5
+    """The same at least, since other processes can slow a device down by more than it ever varies
+    alone."""
+    disturbed_sd: float = 1.0
+    """Standard deviation added to a disturbed run: other processes slow a machine down by factors."""
+    outlier_sds: float = 4.0
+    """Robust standard deviations below the other runs from which a run is disturbed: one in 30,000
+    normal runs lies there."""
+    outlier_factor: float = 1.8
+    """Least ratio of the other runs' throughput to such a run's. With 20 % run-to-run variation that
+    is three standard deviations; a smaller factor would drop runs that were only unlucky, and bias
+    the rest upwards (benchmarks/decisions.py)."""
+    agreeing_factor: float = 1.3
+    """Ratio within which two of the other runs must agree; runs of the same settings differ by 1 to
+    20 %."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -337,6 +390,35 @@ class Time:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Estimates:
+    """Estimated durations of trials and of a search, where nothing was measured."""
+
+    trials: int = 9
+    """Trials of a search that may stop early. Source: benchmarks/regret.py."""
+    unguided_trials: int = 20
+    """Trials of a search that only its patience ends, after 16 trials and 12 since the last gain."""
+    first_trial_s: float = 4.0
+    """Seconds of the baseline with ceilings and profile, without the start of its process."""
+    trial_s: float = 2.5
+    """The same of another trial."""
+    curves_s: float = 8.0
+    """The same of the curves."""
+    overhead_s: float = 1.5
+    """Seconds of a trial outside its window."""
+    baseline_factor: float = 1.1
+    """Ratio of all trials' seconds to those without the runs of the baseline in between."""
+    settling_runs: int = 4
+    """Runs after the last trial: leader and baseline, twice each. Source: benchmarks/regret.py."""
+    first_batches: int = 2
+    """Batches that each worker makes before the window: its first one, and one while steps become
+    steady."""
+    fewest_steps: int = 6
+    """Optimizer steps of the shortest trial: three before its window, and three blocks in it."""
+    least_measuring_s: float = 10.0
+    """Seconds that measuring takes in a short search, however fast the steps are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
     """Waiting times of a launcher before it ends the rest of a trial."""
 
@@ -375,6 +457,9 @@ class WindowRules(FrozenModel):
     whole_epochs_up_to_s: float = 1.0
     """Seconds up to which epochs are measured whole; of longer ones the restart is added in
     proportion."""
+    starving_share: float = 0.05
+    """Share of the loop's time waiting for data from which the loader limits it. With less, the count
+    of made samples is trusted up to that share, which is about its largest effect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -382,7 +467,7 @@ class CostPrior:
     """Prior of the logarithm of a cost in the throughput model; effects of settings: settings_table."""
 
     mean: float = 0.0
-    """Mean, if the level is not that of the measurements."""
+    """Mean, if the level is not that of the measurements, of the cores or of the softness."""
     if_pinned: float = 0.0
     """Addition to the mean with pinned memory."""
     level_sd: float = 1.5
@@ -413,10 +498,107 @@ _COSTS = {
     # With pinning, a thread takes the batches from the workers: 0.11 ms instead of 1.0 ms on an
     # H200, 0.2 ms instead of 1.6 ms on an H100
     "taking": CostPrior(if_pinned=log(8)),
-    "softness": CostPrior(mean=log(8), level_sd=1.0),  # two equal sides reach 92 % of either alone
+    "softness": CostPrior(level_sd=1.0),  # its mean is Throughput.softness
     "crowding": CostPrior(mean=log(0.01), level_sd=2.0),  # one per cent as a rule
     "shortfall": CostPrior(level_sd=0.1, interaction_sd=0.08),
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Throughput:
+    """The throughput model: its priors, its law, and how far it trusts an observation."""
+
+    costs: Mapping[str, CostPrior] = field(default_factory=lambda: _COSTS, hash=False)
+    """Priors of the costs, see models/throughput_law.COSTS."""
+    softness: float = 8.0
+    """Softness of a minimum of two sides, before runs show it: two equal sides reach 92 % of either
+    alone."""
+    workers_softness: float = 4.0
+    """Softness of the minimum of present and useful workers."""
+    unmeasured_factor: float = 2.0
+    """Expected ratio of a side that was not measured alone to the throughput of the runs."""
+    scatter_factors: tuple[float, ...] = (6.0, 3.5, 2.0, 1.4, 1.0, 0.7, 0.4)
+    """Candidate standard deviations of the scatter, relative to the learned run-to-run variation.
+    Larger ones are easier to fit: each fit starts the next."""
+    cpu_side_sd: float = 0.08
+    """Relative standard deviation between a side alone and the same side in a run, by chance and by
+    shared cores, on a CPU."""
+    device_side_sd: float = 0.02
+    """The same on a separate device."""
+    host_alone_sd: float = 0.3
+    """The same for a host's launching alone, and for its fetching of prefetched batches. Source:
+    docs/gpu.md, where an H100's host launched one step in 2.6, 4.1 and 4.5 ms within minutes."""
+    stopped_sd: float = 0.05
+    """Additional standard deviation of a trial stopped early, before its restarts and its whole queue
+    were measured."""
+    most_trials: int = 60
+    """Trials that the model is fitted to, more than a search makes by itself. A fit's time grows with
+    the cube of their number, a forecast's time and memory in proportion."""
+
+
+@dataclass(frozen=True, slots=True)
+class Normal:
+    """Mean and standard deviation of a normal prior."""
+
+    mean: float
+    sd: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """The memory model: its priors, as shares of the highest peak, and what exceeds a limit.
+
+    The priors of single settings stand in settings_table.
+    """
+
+    spread_sd: float = 0.02
+    """Prior standard deviation of a peak."""
+    spread_counts: float = 4.0
+    """Observations that this prior counts as. Of the surfaces' peaks, 95 to 99 % lie within the 95 %
+    interval after three to ten trials with smaller batches."""
+    alone_sd: float = 0.06
+    """Additional standard deviation of the device alone if memory is the host's: its process keeps
+    what earlier points took."""
+    fixed: Normal = Normal(0.5, 1.0)
+    """Memory without a batch."""
+    growth: Normal = Normal(0.5, 0.5)
+    """Memory of the largest measured batch. Before a second one is measured, a batch twice as large is
+    expected to take 50 % more, with a standard deviation of as much."""
+    worker: Normal = Normal(0.03, 0.03)
+    """RAM of a loader worker."""
+    held_batch: Normal = Normal(0.003, 0.004)
+    """RAM of each batch that workers hold."""
+    shared_pages_bytes: Normal = Normal(280 * 2**20, 112 * 2**20)
+    """RAM of the pages that a trial shares with the process it was forked from, torch's libraries, in
+    bytes. Source: 270 MiB on the surfaces of benchmarks/."""
+    group: Normal = Normal(0.0, 0.3)
+    """What several processes, or DataParallel, add to the fixed part, and to the growth."""
+    alone_fixed: Normal = Normal(0.03, 0.05)
+    """What a device alone takes in addition in RAM."""
+    alone_growth: Normal = Normal(0.2, 0.3)
+    """The same for the largest measured batch."""
+    half_fixed_sd: float = 0.1
+    """Standard deviation of the change of the fixed part by half precision."""
+    half_growth_sd: float = 0.3
+    """The same of the growth."""
+    halves_correlation: float = 0.97
+    """Correlation of these changes: until both half precisions are measured, they are expected to be
+    similar."""
+    most_peaks: int = 240
+    """Peaks that the model is fitted to, those of more trials than a search makes by itself; each
+    forecast compares with all of them."""
+    unknown_excess: float = 0.25
+    """Expected excess over the limit, as a share, of a trial that ran out of memory by an unknown
+    amount: a guess for the model and the sampler."""
+    least_excess: float = 0.01
+    """Least excess over the limit of a run that thrashes or was ended for its memory: a lower bound,
+    which reports show."""
+    leak_within_s: float = 7 * 24 * 3600.0
+    """Seconds within which memory growth must reach the limit to be reported, longer than most runs
+    between restarts."""
+    no_leak_for_s: float = 24 * 3600.0
+    """Seconds of training for which a window must exclude that growth reaches the limit, else this is
+    reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -424,15 +606,17 @@ class Policy:
     """The numbers of a search, grouped by the question that they answer."""
 
     ranges: DefaultRanges = DefaultRanges()
+    curves: CurveRules = CurveRules()
     trials: Trials = Trials()
     proof: Proof = Proof()
     stopping: Stopping = Stopping()
     spread: Spread = Spread()
     time: Time = Time()
+    estimates: Estimates = Estimates()
     ending: Ending = Ending()
     window: WindowRules = field(default_factory=WindowRules)
-    costs: Mapping[str, CostPrior] = field(default_factory=lambda: _COSTS, hash=False)
-    """Priors of the throughput model's costs, see models/throughput_law.COSTS."""
+    throughput: Throughput = field(default_factory=Throughput)
+    memory: Memory = Memory()
 
 
 POLICY = Policy()

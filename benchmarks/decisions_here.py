@@ -25,7 +25,7 @@ from time import monotonic, perf_counter
 from typing import Any
 
 from autotune import SearchResult, TrainingConfig
-from autotune.models.evidence import evidence_of_runs
+from autotune.models.evidence import assumed_variation, evidence_of_runs
 from benchmarks.cases.known_gain import BASELINE, CARRIERS, SEARCHED, known_gain, true_ratio
 from benchmarks.decisions import print_decisions, repeated_of, rounded, summarise
 from benchmarks.measures.recording import (
@@ -143,7 +143,11 @@ def figures_of(
         "falsely_proven": int(
             is_proven(said) and truth(result.best) <= 1
         ),  # of others the result says nothing
-        "repeated": list(repeated_of(result.trials, evidence_of_runs(result.trials), truth)),
+        "repeated": list(
+            repeated_of(
+                result.trials, evidence_of_runs(result.trials, assumed_variation("cpu")), truth
+            )
+        ),
         "truth": truth(result.best),
         "best": best,
         "trials": len(result.trials),

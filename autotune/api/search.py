@@ -341,7 +341,7 @@ def _summarise(search: Search, plan: Plan, interrupted: Note | None = None) -> R
     notes = (
         *search.notes,
         *host_notes(found.records, search.ceilings, winner),
-        *growth_notes_of(found.records, winner, limits),
+        *growth_notes_of(found.records, winner, limits, space.policy.memory),
         *search.time.notes(has_shared=is_sharing(launcher)),
         *notes_of(launcher),  # hosts come and go
     )

@@ -40,7 +40,6 @@ from autotune.models.observations import (
     side_observation,
 )
 from autotune.models.statistics import NORMAL_95
-from autotune.models.throughput import AMPLE
 from autotune.models.throughput_law import joint_rate
 from autotune.policy import POLICY
 from autotune.records.breakdown import LoaderCosts
@@ -198,7 +197,7 @@ def _may_do_with_one(own: TrainingConfig, run: Measurement) -> bool:
     if costs is None or own.num_workers < 2:
         return True
     sample_s = costs.item_s + costs.collate_s / own.micro_batch_size
-    return run.samples_per_s / own.process_count * sample_s <= AMPLE
+    return run.samples_per_s / own.process_count * sample_s <= POLICY.trials.ample
 
 
 def _device_changes(space: ResolvedSpace) -> Iterator[Mapping[str, object]]:

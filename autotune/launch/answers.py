@@ -14,8 +14,8 @@ from autotune.launch.hang_report import BlockedIn, Frame, blocked_in, read_stack
 from autotune.launch.launcher import Exit, Launch
 from autotune.messages.trials import rerun_after_signal
 from autotune.models.group import merged_measurement
-from autotune.models.statistics import LEAST_VIOLATION
 from autotune.note import Note
+from autotune.policy import POLICY
 from autotune.protocol.disk import read_model
 from autotune.protocol.messages import REPORT_UNWRITTEN, RankReport
 from autotune.records.measurement import (
@@ -172,7 +172,9 @@ def _over_memory(limits: MemoryLimits, taken_bytes: int) -> TrialResult:
         f"{taken_bytes / 2**20:,.0f} MiB, and were ended"
     )
     return TrialResult(
-        outcome="host_oom", reason=reason, violation=max(LEAST_VIOLATION, taken_bytes / limit - 1)
+        outcome="host_oom",
+        reason=reason,
+        violation=max(POLICY.memory.least_excess, taken_bytes / limit - 1),
     )
 
 

@@ -20,7 +20,7 @@ from autotune.config.training_config import AMP_DTYPES, TrainingConfig
 from autotune.messages.trials import stopped_early
 from autotune.models.statistics import BATCH_MEANS, Floats, mean_rate, t_95, t_quantile, window_rate
 from autotune.note import Note
-from autotune.policy import POLICY, Proof, Spread, Stopping
+from autotune.policy import POLICY, Policy, Proof, Spread, Stopping, WindowRules
 from autotune.records.measurement import Block, Interval, Measurement
 from autotune.records.result import MOST_SD, RunVariation
 from autotune.records.trial import TrialRecord
@@ -34,16 +34,6 @@ from autotune.records.trial import TrialRecord
 # approximate distribution of estimates of variance components".
 
 
-_LEAST_SD = 0.002
-"""Least run-to-run variation of any machine, which keeps intervals from closing: our own
-convention."""
-_MOST_WINDOW_SD = 0.1
-"""Largest standard deviation of a run's log throughput by its own window: with a loader that pauses
-periodically, batches differ far more than windows. Source: benchmarks/surfaces, `bursty`: 26 % by
-batch means, 7 % between repeats."""
-_MOST_SECOND_SD = 0.5
-"""The same for planning a window's length: a window must contain a pause of its loader. Our own
-convention."""
 _WINDOW_DEGREES_OF_FREEDOM = BATCH_MEANS - 1
 
 
@@ -78,21 +68,36 @@ def assumed_variation(device_kind: DeviceKind, prior: Spread = POLICY.spread) ->
 
 
 def run_of(
-    measurement: Measurement,
-    *,
-    number: int = 0,
-    at_s: float = 0.0,
-    most_sd: float = _MOST_WINDOW_SD,
+    measurement: Measurement, policy: Policy = POLICY, *, number: int = 0, at_s: float = 0.0
 ) -> Run:
     """Reduce a measurement to a run.
 
     Args:
         measurement: What the run measured.
+        policy: Rules of the window, and the largest standard deviation by it, which a window of one
+            block has.
         number: Number of its trial.
         at_s: Seconds of the search at its end.
-        most_sd: Largest standard deviation by the window; a window of one block has this one.
     """
-    rate = window_rate(measurement.window)
+    return Run(
+        log(measurement.samples_per_s),
+        _window_variance(measurement, policy.window, policy.spread.most_window_sd),
+        measurement.window.is_held_by_device,
+        number=number,
+        at_s=at_s,
+        is_disturbed=measurement.host_load is not None and measurement.host_load.is_loaded,
+    )
+
+
+def variance_of_a_second(measurement: Measurement, policy: Policy) -> float:
+    """Return the variance of a log throughput measured for one second, by the window alone."""
+    own = _window_variance(measurement, policy.window, policy.spread.most_second_sd)
+    return own * sum(block.seconds for block in measurement.blocks)
+
+
+def _window_variance(measurement: Measurement, rules: WindowRules, most_sd: float) -> float:
+    """Return the variance of a run's log throughput by its own window."""
+    rate = window_rate(measurement.window, rules)
     half = (rate.value - rate.low) / rate.value if rate.low > 0 else inf
 
     # Degrees of freedom of the batch means: a short window's interval is wide by Student's t alone
@@ -101,25 +106,12 @@ def run_of(
     own = most_sd**2
     if batches > 1:
         own = min(_variance(half, batches - 1), own)
-
-    load = measurement.host_load
-    return Run(
-        log(measurement.samples_per_s),
-        own,
-        measurement.window.is_held_by_device,
-        number=number,
-        at_s=at_s,
-        is_disturbed=load is not None and load.is_loaded,
-    )
+    return own
 
 
-def variance_of_a_second(measurement: Measurement) -> float:
-    """Return the variance of a log throughput measured for one second, by the window alone."""
-    own = run_of(measurement, most_sd=inf).variance
-    return min(own, _MOST_SECOND_SD**2) * sum(block.seconds for block in measurement.blocks)
-
-
-def learn_variation(prior: RunVariation, groups: Iterable[Sequence[Run]]) -> RunVariation:
+def learn_variation(
+    prior: RunVariation, groups: Iterable[Sequence[Run]], assumed: Spread = POLICY.spread
+) -> RunVariation:
     """Update the run-to-run variation with repeated runs.
 
     Disturbed runs are left out: they are no evidence of the machine's own variation. So are groups
@@ -129,10 +121,11 @@ def learn_variation(prior: RunVariation, groups: Iterable[Sequence[Run]]) -> Run
         prior: Variation known before.
         groups: Runs of one configuration each. The variances of each kind are pooled by degrees of
             freedom.
+        assumed: Least variation, and outliers.
     """
     known = defaultdict[bool, list[tuple[int, float]]](list)
     for group in groups:
-        slow = outliers_of([run.log_rate for run in group])
+        slow = outliers_of([run.log_rate for run in group], assumed)
         runs = [run for place, run in enumerate(group) if not (run.is_disturbed or place in slow)]
         kinds = {run.is_held_by_device for run in runs}
         if len(runs) > 1 and len(kinds) == 1:
@@ -141,13 +134,17 @@ def learn_variation(prior: RunVariation, groups: Iterable[Sequence[Run]]) -> Run
             is_of_device = prior.device is not None and kinds == {True}
             known[is_of_device].append((len(runs) - 1, max(between, 0.0)))
 
-    of_host = _pooled(prior, known[False])
+    of_host = _pooled(prior, known[False], assumed.least_sd)
     if prior.device is None:
         return of_host
-    return of_host.model_copy(update={"device": _pooled(prior.device, known[True])})
+    return of_host.model_copy(
+        update={"device": _pooled(prior.device, known[True], assumed.least_sd)}
+    )
 
 
-def _pooled(prior: RunVariation, known: Sequence[tuple[int, float]]) -> RunVariation:
+def _pooled(
+    prior: RunVariation, known: Sequence[tuple[int, float]], least_sd: float
+) -> RunVariation:
     """Pool variances by their degrees of freedom, which stand first."""
     if not known:
         return prior
@@ -155,7 +152,7 @@ def _pooled(prior: RunVariation, known: Sequence[tuple[int, float]]) -> RunVaria
     degrees = sum(own for own, _ in pieces)
     sd = sqrt(sum(own * square for own, square in pieces) / degrees)
     return RunVariation(
-        sd=min(max(sd, _LEAST_SD), MOST_SD), degrees_of_freedom=degrees, source="workload"
+        sd=min(max(sd, least_sd), MOST_SD), degrees_of_freedom=degrees, source="workload"
     )
 
 
@@ -239,28 +236,19 @@ def _half_width(spread: RunVariation, runs: float, own: float) -> float:
     return t_95(degrees) * sqrt(between + own)
 
 
-_MOST_SDS = 4.0
-"""Robust standard deviations below the other runs: one in 30,000 normal runs lies there. Our own
-convention."""
-_LEAST_FACTOR = 1.8
-"""Least ratio of the other runs' throughput to an outlier's. With 20 % run-to-run variation that is
-three standard deviations; a smaller factor would drop runs that were only unlucky, and bias the
-rest upwards (benchmarks/decisions.py)."""
-_AGREEING_FACTOR = 1.3
-"""Ratio within which two of the other runs agree; runs of the same settings differ by 1 to 20 %.
-Our own convention."""
 _SD_OF_MAD = 1.4826
 """Standard deviation of a normal distribution over its median absolute deviation."""
 
 
-def outliers_of(log_rates: Sequence[float]) -> frozenset[int]:
+def outliers_of(log_rates: Sequence[float], assumed: Spread = POLICY.spread) -> frozenset[int]:
     """Find runs that other processes disturbed, by throughput alone.
 
-    Such a run lies more than four robust standard deviations and a factor of 1.8 below the other
-    runs, of which at least two agree within a factor of 1.3.
+    Such a run lies several robust standard deviations, and a factor, below the other runs, of which
+    at least two agree.
 
     Args:
         log_rates: Log throughput of all runs of one configuration.
+        assumed: These standard deviations and factors.
 
     Returns:
         Indices of the disturbed runs.
@@ -269,11 +257,13 @@ def outliers_of(log_rates: Sequence[float]) -> frozenset[int]:
     for place, own in enumerate(log_rates):
         # Of the other runs, at least two must agree
         others = sorted([*log_rates[:place], *log_rates[place + 1 :]])
-        if not any(upper - lower <= log(_AGREEING_FACTOR) for lower, upper in pairwise(others)):
+        if not any(
+            upper - lower <= log(assumed.agreeing_factor) for lower, upper in pairwise(others)
+        ):
             continue
         middle = median(others)
         sd = _SD_OF_MAD * median(abs(other - middle) for other in others)
-        if middle - own > max(_MOST_SDS * sd, log(_LEAST_FACTOR)):
+        if middle - own > max(assumed.outlier_sds * sd, log(assumed.outlier_factor)):
             slow.add(place)
     return frozenset(slow)
 
@@ -291,7 +281,7 @@ def outliers_of(log_rates: Sequence[float]) -> frozenset[int]:
 # rates: a new deal".
 
 
-def believe(measured: Contrast, proof: Proof = POLICY.proof) -> Contrast:
+def believe(measured: Contrast, proof: Proof) -> Contrast:
     """Return the posterior of a gain under the prior."""
     scales = np.array(proof.gain_sds)
     variances = measured.sds[:, None] ** 2
@@ -310,7 +300,7 @@ def believe(measured: Contrast, proof: Proof = POLICY.proof) -> Contrast:
     )
 
 
-def chance_worthwhile(measured: Contrast, proof: Proof = POLICY.proof) -> float:
+def chance_worthwhile(measured: Contrast, proof: Proof) -> float:
     """Return the probability that a gain is worth a change of settings."""
     return 1 - believe(measured, proof).chance_below(log1p(proof.worthwhile))
 
@@ -338,7 +328,8 @@ class Ledger:
 
     spread: RunVariation
     """Run-to-run variation known before these runs."""
-    proof: Proof = POLICY.proof
+    policy: Policy = POLICY
+    """Error budget, and numbers of the evidence."""
     runs: list[Run] = field(default_factory=list)
     proven: dict[int, float] = field(default_factory=dict)
     """Largest proven log gain over the baseline (number 0), by configuration."""
@@ -357,11 +348,11 @@ class Ledger:
 
     def __post_init__(self) -> None:
         """Start with all of the error unspent."""
-        self._left = self.proof.settle_error
+        self._left = self.policy.proof.settle_error
 
     @classmethod
     def going_on(
-        cls, spread: RunVariation, records: Iterable[TrialRecord], proof: Proof = POLICY.proof
+        cls, spread: RunVariation, records: Iterable[TrialRecord], policy: Policy
     ) -> Ledger:
         """Rebuild the ledger of a resumed search: analyze its runs in the order in which they ended.
 
@@ -371,21 +362,21 @@ class Ledger:
         Args:
             spread: Run-to-run variation known before.
             records: Trials so far.
-            proof: Error budget.
+            policy: Error budget, and numbers of the evidence.
         """
-        ledger = cls(spread, proof)
+        ledger = cls(spread, policy)
         known = list(records)
-        for run in evidence_of_runs(known, spread).runs:
+        for run in evidence_of_runs(known, spread, policy).runs:
             ledger.add(run)
         if any(record.repeats for record in known if record.number != 0):
-            ledger._left *= 1 - proof.first_share
+            ledger._left *= 1 - policy.proof.first_share
         return ledger
 
     @property
     def evidence(self) -> Evidence:
         """All runs so far."""
         if self._evidence is None or len(self._evidence.runs) < len(self.runs):
-            self._evidence = Evidence(tuple(self.runs), self.spread)
+            self._evidence = Evidence(tuple(self.runs), self.spread, self.policy.spread)
         return self._evidence
 
     def add(self, run: Run) -> None:
@@ -399,7 +390,11 @@ class Ledger:
         if self._may_prove(number):
             self._analyses[number] += 1
             place = 1 + self._order.index(number)
-            error = self.proof.search_error / (place * (place + 1)) * 0.5 ** self._analyses[number]
+            error = (
+                self.policy.proof.search_error
+                / (place * (place + 1))
+                * 0.5 ** self._analyses[number]
+            )
             self._prove(number, error)
 
     def settle(self, number: int) -> None:
@@ -407,8 +402,8 @@ class Ledger:
         self._leader = number
         self._since = len(self.runs)
         self._used = 0.0
-        self._budget = self.proof.first_share * self._left
-        self._left *= 1 - self.proof.first_share
+        self._budget = self.policy.proof.first_share * self._left
+        self._left *= 1 - self.policy.proof.first_share
 
     @property
     def pairs(self) -> int:
@@ -425,7 +420,7 @@ class Ledger:
         """
         if self._leader is None or self.pairs == 0:
             return
-        if not is_last and self.pairs not in self.proof.analyses_after:
+        if not is_last and self.pairs not in self.policy.proof.analyses_after:
             return
 
         # Spend error with the square of the time used: little at first, most of it late
@@ -439,7 +434,10 @@ class Ledger:
         numbers = [run.number for run in self.runs]
         if number not in numbers or 0 not in numbers[numbers.index(number) :]:
             return False
-        return min(self.evidence.count(number), self.evidence.count(0)) >= self.proof.fewest_runs
+        return (
+            min(self.evidence.count(number), self.evidence.count(0))
+            >= self.policy.proof.fewest_runs
+        )
 
     def _prove(self, number: int, error: float, *, since: int = 0) -> None:
         if error < 1e-9 or not self._may_prove(number):
@@ -468,16 +466,8 @@ class Ledger:
 # repetition, Kalibera and Jones 2013, "Rigorous benchmarking in reasonable time".
 
 
-_LEAST_SD_FACTOR = 1 / 20
-_MOST_SD = 6.0
-_MOST_ANYWHERE_SD = 0.5
 _POINTS = 31
-"""Grid of run-to-run variations: from a share of the expected one to a multiple, or to 0.5 if that
-is more, since other processes can slow a device down by more than it ever varies alone. Our own
-conventions."""
-_DISTURBED_SD = 1.0
-"""Standard deviation added to a disturbed run: other processes slow a machine down by factors. Our
-own convention."""
+"""Points of the grid of run-to-run variations."""
 _LEAST_VARIANCE = 1e-12  # keeps a division finite
 
 
@@ -540,10 +530,12 @@ class Evidence:
     Args:
         runs: In the order in which they ended.
         spread: Run-to-run variation before these runs.
+        assumed: Smallest and largest variation considered, and disturbed runs.
     """
 
     runs: Sequence[Run]
     spread: RunVariation
+    assumed: Spread = POLICY.spread
     _steady: frozenset[int] = field(init=False)
     """Configurations whose runs were all limited by the device."""
     _runs_of: dict[int, list[Run]] = field(init=False)
@@ -555,7 +547,7 @@ class Evidence:
 
     def __post_init__(self) -> None:
         """Group the runs by configuration, and configurations by kind."""
-        self.runs = _marked(self.runs)
+        self.runs = _marked(self.runs, self.assumed)
         self._runs_of = _sorted(self.runs)
         by_host = {run.number for run in self.runs if not run.is_held_by_device}
         self._steady = frozenset(self._runs_of) - by_host
@@ -585,8 +577,8 @@ class Evidence:
         if number not in late or other not in late:
             return None
         sds, weights = self._variation(number, other)
-        mean, own = _posterior_mean(late[number], sds)
-        other_mean, others = _posterior_mean(late[other], sds)
+        mean, own = self._posterior_mean(late[number], sds)
+        other_mean, others = self._posterior_mean(late[other], sds)
         sd = np.sqrt(own + others + _LEAST_VARIANCE)
         return Contrast(weights, mean - other_mean, sd)
 
@@ -608,34 +600,62 @@ class Evidence:
             return self._variations[known, spread]
 
         # Prior times likelihood on a grid
-        most_sd = max(_MOST_SD * spread.sd, _MOST_ANYWHERE_SD)
-        sds = np.geomspace(_LEAST_SD_FACTOR * spread.sd, most_sd, _POINTS)
+        most_sd = max(self.assumed.most_factor * spread.sd, self.assumed.most_sd)
+        sds = np.geomspace(self.assumed.least_factor * spread.sd, most_sd, _POINTS)
         times = sds / spread.sd
         log_weights = -spread.degrees_of_freedom * (np.log(times) + 0.5 / times**2)
         for one in known:
-            log_weights += _log_likelihood(self._runs_of[one], sds)
+            log_weights += self._log_likelihood(self._runs_of[one], sds)
         weights = np.exp(log_weights - log_weights.max())
         self._variations[known, spread] = sds, weights / weights.sum()
         return self._variations[known, spread]
 
+    def _precisions(self, runs: Sequence[Run], sds: Floats) -> Floats:
+        """Return the precision of each run's log throughput for each variation, (variations, runs)."""
+        own = [
+            run.variance
+            + (self.assumed.disturbed_sd**2 if run.is_disturbed else 0.0)
+            + _LEAST_VARIANCE
+            for run in runs
+        ]
+        precisions: Floats = np.reciprocal(sds[:, None] ** 2 + np.array(own))
+        return precisions
+
+    def _posterior_mean(self, runs: Sequence[Run], sds: Floats) -> tuple[Floats, Floats]:
+        """Return a configuration's mean log throughput and its variance, for each variation."""
+        precisions = self._precisions(runs, sds)
+        total = precisions.sum(axis=1)
+        return precisions @ np.array([run.log_rate for run in runs]) / total, 1 / total
+
+    def _log_likelihood(self, runs: Sequence[Run], sds: Floats) -> Floats:
+        """Return each variation's log likelihood by one configuration's runs, without its mean; 0 for one run."""
+        precisions = self._precisions(runs, sds)
+        means, variances = self._posterior_mean(runs, sds)
+        left = np.array([run.log_rate for run in runs]) - means[:, None]
+        likelihood: Floats = (
+            np.log(precisions).sum(axis=1) + np.log(variances) - (precisions * left**2).sum(axis=1)
+        )
+        return 0.5 * likelihood
+
 
 def evidence_of_runs(
-    records: Iterable[TrialRecord], spread: RunVariation | None = None
+    records: Iterable[TrialRecord], spread: RunVariation, policy: Policy = POLICY
 ) -> Evidence:
     """Return the evidence of all runs that ended well, in the order in which they ended.
 
     Args:
         records: Trials with their repeats.
-        spread: Run-to-run variation known before. Defaults to the assumed one on a CPU.
+        spread: Run-to-run variation known before.
+        policy: Numbers of the evidence.
     """
     runs = list[Run]()
     for record in records:
         for result in record.results:
             if result.measurement is not None and result.outcome == "ok":
-                runs.append(run_of(result.measurement, number=record.number, at_s=result.at_s))
-    if spread is None:
-        spread = assumed_variation("cpu")
-    return Evidence(sorted(runs, key=lambda run: run.at_s), spread)
+                runs.append(
+                    run_of(result.measurement, policy, number=record.number, at_s=result.at_s)
+                )
+    return Evidence(sorted(runs, key=lambda run: run.at_s), spread, policy.spread)
 
 
 def _sorted(runs: Iterable[Run]) -> dict[int, list[Run]]:
@@ -646,44 +666,16 @@ def _sorted(runs: Iterable[Run]) -> dict[int, list[Run]]:
     return by_number
 
 
-def _marked(runs: Sequence[Run]) -> list[Run]:
+def _marked(runs: Sequence[Run], assumed: Spread) -> list[Run]:
     """Return all runs, with outliers marked as disturbed."""
     slow = set[int]()
     for number in {run.number for run in runs}:
         places = [place for place, run in enumerate(runs) if run.number == number]
-        outliers = outliers_of([runs[place].log_rate for place in places])
+        outliers = outliers_of([runs[place].log_rate for place in places], assumed)
         slow.update(places[one] for one in outliers)
     return [
         replace(run, is_disturbed=True) if place in slow else run for place, run in enumerate(runs)
     ]
-
-
-def _precisions(runs: Sequence[Run], sds: Floats) -> Floats:
-    """Return the precision of each run's log throughput for each variation, (variations, runs)."""
-    own = [
-        run.variance + (_DISTURBED_SD**2 if run.is_disturbed else 0.0) + _LEAST_VARIANCE
-        for run in runs
-    ]
-    precisions: Floats = np.reciprocal(sds[:, None] ** 2 + np.array(own))
-    return precisions
-
-
-def _posterior_mean(runs: Sequence[Run], sds: Floats) -> tuple[Floats, Floats]:
-    """Return a configuration's mean log throughput and its variance, for each variation."""
-    precisions = _precisions(runs, sds)
-    total = precisions.sum(axis=1)
-    return precisions @ np.array([run.log_rate for run in runs]) / total, 1 / total
-
-
-def _log_likelihood(runs: Sequence[Run], sds: Floats) -> Floats:
-    """Return each variation's log likelihood by one configuration's runs, its mean integrated out; 0 for one run."""
-    precisions = _precisions(runs, sds)
-    means, variances = _posterior_mean(runs, sds)
-    left = np.array([run.log_rate for run in runs]) - means[:, None]
-    likelihood: Floats = (
-        np.log(precisions).sum(axis=1) + np.log(variances) - (precisions * left**2).sum(axis=1)
-    )
-    return 0.5 * likelihood
 
 
 # Early stopping: prune a trial whose throughput can't come near the best so far.
@@ -700,9 +692,7 @@ class PruningThreshold:
     same settings."""
 
 
-def luck_of(
-    best: RunVariation, running: RunVariation, stopping: Stopping = POLICY.stopping
-) -> float:
+def luck_of(best: RunVariation, running: RunVariation, stopping: Stopping) -> float:
     """Return the difference that two log throughputs of the same settings may have by chance.
 
     Hosts of accelerators vary more than CPUs, so there the degrees of freedom count too.
@@ -719,7 +709,7 @@ def luck_of(
 
 
 def behind_threshold(
-    blocks: Sequence[Block], bar: PruningThreshold, stopping: Stopping = POLICY.stopping
+    blocks: Sequence[Block], bar: PruningThreshold, stopping: Stopping
 ) -> Note | None:
     """Return a note on why a trial can be stopped; None while it may still come near the threshold.
 
@@ -842,7 +832,7 @@ def choose(
     score: Callable[[TrialRecord], float],
     *,
     settled: int | None = None,
-    worthwhile: float = POLICY.proof.worthwhile,
+    worthwhile: float,
 ) -> TrialRecord:
     """Return the trial to recommend.
 

@@ -43,7 +43,9 @@ PINNING_KINDS: frozenset[DeviceKind] = frozenset({"cuda", "rocm", "xpu"})
 _MOST_SAVED_FRACTION = 0.95
 """Largest share of the wall time that can be saved: our own convention."""
 _SEVERAL_THREADS = 1.5
-"""Cores that an item keeps busy from which it counts as multithreaded: our own convention."""
+"""Cores that an item keeps busy from which the diagnosis counts it as multithreaded: our own
+convention. It is CPU time over wall time, and not what the policy's `cores_per_item` judges, the
+probe's count of busy threads without waits."""
 _LEAST_BUSY_SHARE = 0.01
 """Least share of the time without waiting for data from which a device's ceiling is derived: our
 own convention."""

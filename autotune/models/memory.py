@@ -21,13 +21,15 @@ import numpy as np
 from autotune.config.training_config import AMP_DTYPES, NEUTRAL_WITHOUT_WORKERS, TrainingConfig
 from autotune.messages.search import largest_batch, memory_growth
 from autotune.models.observations import ConfiguredPoint
-from autotune.models.statistics import Floats, t_95, with_latest
+from autotune.models.statistics import BATCH_MEANS, Floats, in_parts, t_95, with_latest
 from autotune.note import Note
-from autotune.policy import POLICY
+from autotune.policy import POLICY, Memory, Normal
 from autotune.records.measurement import Measurement, MemoryGrowth, MemoryLimits
 from autotune.records.result import Recommendation
 from autotune.records.trial import OUT_OF_MEMORY, TrialRecord, runs_of
 from autotune.settings_table import SETTINGS
+from autotune.space.ranges import whole_numbers
+from autotune.space.space import ResolvedSpace
 
 # The memory model: a fixed part, a part that grows with the micro batch, and what loader workers
 # hold in RAM.
@@ -38,21 +40,7 @@ from autotune.settings_table import SETTINGS
 #
 # Source: Bishop 2006, "Pattern Recognition and Machine Learning", section 3.3 (Bayesian linear
 # regression: one peak is enough for a forecast with its uncertainty) and 3.5 (the spread, by its
-# effective number of observations). The scales of the prior, in shares of the highest peak, are our
-# own conventions.
-
-
-_SPREAD = 0.02
-"""Prior standard deviation of a peak, as a share of the highest: our own convention."""
-_SPREAD_COUNTS = 4
-"""Observations that this prior counts as: our own convention. Of the surfaces' peaks, 95 to 99 %
-lie within the 95 % interval after three to ten trials with smaller batches."""
-_ALONE_SPREAD = 0.06
-"""Additional spread of the device alone if memory is the host's: its process keeps what earlier
-points took. Our own convention."""
-
-_AT_ONCE = 512
-"""Configurations compared with all peaks at once, which bounds memory: our own convention."""
+# effective number of observations). The scales of the prior stand in policy and settings_table.
 
 
 class Peak(NamedTuple):
@@ -71,25 +59,24 @@ _Value = Callable[[TrainingConfig], float]
 class _Term(NamedTuple):
     """Term of the law: the prior of its coefficient, in shares of the highest peak, and its factor."""
 
-    mean: float
-    sd: float
+    prior: Callable[[Memory], Normal]
     value: _Value
     grows: bool = False
     """The term is also multiplied by the batch, relative to the largest measured one."""
     of_workers: bool = False
     """The term counts only if the limit is on RAM."""
-    scale_bytes: int | None = None
-    """Scale of the prior, if not the highest peak."""
+    is_in_bytes: bool = False
+    """The prior is in bytes, not in shares."""
 
 
 _PRECISIONS: tuple[_Value, ...] = (
-    lambda config: config.amp_dtype not in {"bfloat16", "float16"},
+    lambda config: not config.is_half,
     lambda config: config.amp_dtype == "bfloat16",
     lambda config: config.amp_dtype == "float16",
 )
 _GROUPS: tuple[_Value, ...] = (
     lambda config: config.process_count > 1,
-    lambda config: config.strategy == "dp",
+    lambda config: config.is_dp,
 )
 
 
@@ -115,28 +102,24 @@ def _shared_pages(config: TrainingConfig) -> float:
     return processes / (processes + 1) / config.process_count - 0.5
 
 
+def _around_zero(sd: float) -> Callable[[Memory], Normal]:
+    prior = Normal(0.0, sd)
+    return lambda _: prior
+
+
 _OF_SETTINGS = [setting.memory for setting in SETTINGS if setting.memory is not None]
 _TERMS = (
-    *(_Term(0.5, 1.0, value) for value in _PRECISIONS),
-    *(_Term(0.5, 0.5, value, grows=True) for value in _PRECISIONS),
-    _Term(0.03, 0.03, _workers, of_workers=True),
-    _Term(0.003, 0.004, _held, grows=True, of_workers=True),
-    _Term(1.0, 0.4, _shared_pages, of_workers=True, scale_bytes=280 * 2**20),
-    *(_Term(0.0, memory.sd, memory.of) for memory in _OF_SETTINGS),
-    *(_Term(0.0, 0.3, value) for value in _GROUPS),
-    *(_Term(0.0, 0.3, value, grows=True) for value in _GROUPS),
+    *(_Term(lambda memory: memory.fixed, value) for value in _PRECISIONS),
+    *(_Term(lambda memory: memory.growth, value, grows=True) for value in _PRECISIONS),
+    _Term(lambda memory: memory.worker, _workers, of_workers=True),
+    _Term(lambda memory: memory.held_batch, _held, grows=True, of_workers=True),
+    _Term(
+        lambda memory: memory.shared_pages_bytes, _shared_pages, of_workers=True, is_in_bytes=True
+    ),
+    *(_Term(_around_zero(own.sd), own.of) for own in _OF_SETTINGS),
+    *(_Term(lambda memory: memory.group, value) for value in _GROUPS),
+    *(_Term(lambda memory: memory.group, value, grows=True) for value in _GROUPS),
 )
-"""All terms. Before a second micro batch is measured, one twice as large is expected to take 50 %
-more, with a standard deviation of as much. Shared pages are torch's libraries: 270 MiB on the
-surfaces of benchmarks/."""
-_ALONE = ((0.03, 0.05), (0.2, 0.3))
-"""Prior mean and standard deviation of what a device alone takes in addition in RAM: a fixed part,
-and a growth with the batch."""
-_CHANGES_OF_HALVES = (0.1, 0.3)
-"""Standard deviation of the change by half precision: of the fixed part, and of the growth."""
-_HALVES = np.array([[0.0, 0.0, 0.0], [0.0, 1.0, 0.97], [0.0, 0.97, 1.0]])
-"""Correlation of these changes: until both half precisions are measured, they are expected to be
-similar."""
 _GROWS = np.array([term.grows for term in _TERMS])
 _OF_WORKERS = np.array([term.of_workers for term in _TERMS])
 _RISING = np.flatnonzero(np.append(_GROWS | _OF_WORKERS, [False, False]))
@@ -176,6 +159,8 @@ class MemoryModel:
     has_workers_in_ram: bool
     """The limit is on RAM: ranks, loader workers and the batches that they hold take a part of
     it."""
+    memory: Memory = POLICY.memory
+    """Priors."""
 
     def expect(self, configs: Sequence[TrainingConfig]) -> tuple[Floats, Floats]:
         """Return the expected peak memory and its standard deviation, in bytes, (configs,) each."""
@@ -200,8 +185,8 @@ class MemoryModel:
             configs: Configurations to judge.
             limit_bytes: Limit of the peak memory.
         """
-        parts = (configs[begin : begin + _AT_ONCE] for begin in range(0, len(configs), _AT_ONCE))
-        return np.concatenate([np.empty(0), *(self._chances(part, limit_bytes) for part in parts)])
+        parts = (self._chances(part, limit_bytes) for part in in_parts(configs))
+        return np.concatenate([np.empty(0), *parts])
 
     def _chances(self, configs: Sequence[TrainingConfig], limit_bytes: int) -> Floats:
         from scipy.special import stdtr
@@ -243,15 +228,16 @@ class MemoryModel:
         A peak that was only exceeded counts as an observation wherever the model expects less.
         """
         scale, unit = self._units
+        spread_sd = self.memory.spread_sd * scale
         peaks = np.array([peak.peak_bytes for peak in self.observed], dtype=np.float64)
         is_least = np.array([peak.source == "least" for peak in self.observed])
         is_alone = np.array([peak.source == "alone" for peak in self.observed])
         rows, demands = self._seen
         rows = np.column_stack([rows, is_alone, is_alone * demands[:, _BATCH] / unit])
-        prior_mean, prior_precision = _prior(scale)
+        prior_mean, prior_precision = _prior(self.memory, scale)
         counts = ~is_least
-        variance = (_SPREAD * scale) ** 2
-        extra = is_alone * (_ALONE_SPREAD * scale) ** 2
+        variance = spread_sd**2
+        extra = is_alone * (self.memory.alone_sd * scale) ** 2
         for _ in range(6):  # on the surfaces nothing changes by 1 % after six rounds
             # Coefficients, given the spread
             weighted = rows.T * counts / (variance + extra)
@@ -266,9 +252,9 @@ class MemoryModel:
 
             # Spread, given the coefficients
             leverages = (weighted.T @ covariance * rows).sum(axis=1)
-            freedom = _SPREAD_COUNTS + (shares * (1 - leverages)).sum()
+            freedom = self.memory.spread_counts + (shares * (1 - leverages)).sum()
             misfit = np.square(shares * (peaks - expected)).sum()
-            variance = (_SPREAD_COUNTS * (_SPREAD * scale) ** 2 + misfit) / freedom
+            variance = (self.memory.spread_counts * spread_sd**2 + misfit) / freedom
         terms = len(_TERMS)
         mean = _rising_mean(precision, pull)[:terms]
         return mean, covariance[:terms, :terms], float(np.sqrt(variance)), float(freedom)
@@ -285,16 +271,21 @@ class MemoryModel:
         return terms * growth * np.maximum(1.0, demands[:, [_RANKS]]), demands
 
 
-def _prior(scale_bytes: float) -> tuple[Floats, Floats]:
+def _prior(memory: Memory, scale_bytes: float) -> tuple[Floats, Floats]:
     """Return the mean and the inverse covariance of all coefficients, those of a device alone last."""
-    own_scales = [term.scale_bytes or scale_bytes for term in _TERMS]
-    scales = np.array(own_scales + [scale_bytes] * len(_ALONE))
-    means, sds = np.array([(term.mean, term.sd) for term in _TERMS] + list(_ALONE)).T
+    alone = (memory.alone_fixed, memory.alone_growth)
+    own_scales = [1.0 if term.is_in_bytes else scale_bytes for term in _TERMS]
+    scales = np.array(own_scales + [scale_bytes] * len(alone))
+    priors = [*(term.prior(memory) for term in _TERMS), *alone]
+    means = np.array([prior.mean for prior in priors])
+    sds = np.array([prior.sd for prior in priors])
 
     # Half precision changes float32's coefficients by a correlated amount
     covariance = np.diag(np.square(sds))
-    for first, change in zip((0, 3), _CHANGES_OF_HALVES, strict=True):
-        covariance[first : first + 3, first : first + 3] = sds[first] ** 2 + change**2 * _HALVES
+    alike = memory.halves_correlation
+    changes = np.array([[0.0, 0.0, 0.0], [0.0, 1.0, alike], [0.0, alike, 1.0]])
+    for first, change_sd in ((0, memory.half_fixed_sd), (3, memory.half_growth_sd)):
+        covariance[first : first + 3, first : first + 3] = sds[first] ** 2 + change_sd**2 * changes
     precision = np.linalg.inv(covariance * np.outer(scales, scales))
     return means * scales, np.asarray(precision, dtype=np.float64)
 
@@ -321,21 +312,13 @@ def _values(config: TrainingConfig) -> tuple[float, ...]:
 # batch that ran.
 
 
-UNKNOWN_EXCESS_FRACTION = 0.25
-"""Assumed excess over the limit of a trial that ran out of memory by an unknown amount: our own
-convention."""
-
-_MOST_PEAKS = 240
-"""Peaks that a model is fitted to, those of more trials than a search makes by itself; each
-forecast compares with all of them. Our own convention."""
-
-
 def memory_of_trials(
     curves: Sequence[ConfiguredPoint],
     records: Sequence[TrialRecord],
     limit_bytes: int,
     *,
     limit_is_ram: bool,
+    memory: Memory = POLICY.memory,
 ) -> MemoryModel:
     """Fit the memory model to the points of curves and to trials, including those that ran out of memory.
 
@@ -348,6 +331,7 @@ def memory_of_trials(
         records: Trials.
         limit_bytes: Limit of the peak memory.
         limit_is_ram: The limit is on RAM, so loader workers are part of the peak.
+        memory: Priors, and the excess of trials that ran out of memory.
     """
     peaks = list[Peak]()
     no_workers = {"num_workers": 0, **NEUTRAL_WITHOUT_WORKERS}
@@ -366,15 +350,31 @@ def memory_of_trials(
         if measured is not None:
             peaks.append(Peak(record.config, measured))
         elif record.measurement is not None or is_out:
-            excess = UNKNOWN_EXCESS_FRACTION
+            excess = memory.unknown_excess
             if record.measurement is None and violation is not None:
                 excess = violation
             peaks.append(Peak(record.config, int(limit_bytes * (1 + excess)), "least"))
 
     # Of many peaks the highest, which are nearest to the limit, and the latest
     by_height = sorted(range(len(peaks)), key=lambda place: peaks[place].peak_bytes, reverse=True)
-    observed = with_latest(peaks, by_height[: _MOST_PEAKS // 2], most=_MOST_PEAKS)
-    return MemoryModel(observed=observed, has_workers_in_ram=limit_is_ram)
+    most = memory.most_peaks
+    observed = with_latest(peaks, by_height[: most // 2], most=most)
+    return MemoryModel(observed=observed, has_workers_in_ram=limit_is_ram, memory=memory)
+
+
+def memory_within(
+    space: ResolvedSpace,
+    records: Sequence[TrialRecord],
+    curves: Sequence[ConfiguredPoint] = (),
+) -> MemoryModel:
+    """Fit the memory model to a search's trials and curves, by its space's limit and policy."""
+    return memory_of_trials(
+        curves,
+        records,
+        space.limit_bytes,
+        limit_is_ram=space.environment.has_only_ram,
+        memory=space.policy.memory,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -458,10 +458,8 @@ def memory_lines(
 def largest_batch_note(
     records: Sequence[TrialRecord],
     config: TrainingConfig,
-    limit_bytes: int,
+    space: ResolvedSpace,
     *,
-    batches: Sequence[int],
-    limit_is_ram: bool,
     overloaded: Collection[int] = (),
 ) -> Note | None:
     """Return a note on the largest micro batch of a kind within the limit, with a prediction from other trials.
@@ -471,15 +469,14 @@ def largest_batch_note(
     Args:
         records: Trials.
         config: Settings of the kind.
-        limit_bytes: Limit of the peak memory.
-        batches: Every micro batch of the space.
-        limit_is_ram: Loader workers are part of the peak.
+        space: The space, with the memory limit.
         overloaded: Numbers of the trials that failed on the largest samples: their batches are too
             big.
 
     Returns:
         None if no trial ran within the limit.
     """
+    limit_bytes = space.limit_bytes
     # The largest batch of the kind that ran within the limit, and not too big otherwise
     own = [record for record in records if memory_kind(record.config) == memory_kind(config)]
     overloading = {record.config.micro_batch_size for record in own if record.number in overloaded}
@@ -505,13 +502,14 @@ def largest_batch_note(
             if memory_kind(record.config) != memory_kind(config)
             or record.config.micro_batch_size != batch
         ]
-        model = memory_of_trials((), others, limit_bytes, limit_is_ram=limit_is_ram)
+        model = memory_within(space, others)
         predicted, error = MemoryLine(model=model, config=largest, batches=()).predict(batch)
 
     # The reason why no larger one ran
     too_big = overloading.union(
         record.config.micro_batch_size for record in own if is_too_big(record)
     )
+    batches = whole_numbers(space.domains["micro_batch_size"])
     next_batch = min((size for size in batches if size > batch), default=None)
     bounded_by: Literal["limit", "space", "trials"] = "trials"
     if next_batch is None:
@@ -548,16 +546,10 @@ def _measured_peak(record: TrialRecord) -> int | None:
 
 
 _LEFT_OUT_SHARE = 1 / 3
-_MOST_STRETCHES = 10
+"""Share of a window at its start that does not count."""
 _FEWEST_STRETCHES = 4
-"""Stretches of a window: ten as for its throughput (models/statistics); with fewer than four the
-interval is meaningless."""
-_TOLD_WITHIN_S = 7 * 24 * 3600.0
-"""Time within which growth must reach the limit to be reported, longer than most runs between
-restarts: our own convention."""
-_EXCLUDED_FOR_S = 24 * 3600.0
-"""Training time for which a window must exclude that growth reaches the limit, else this is
-reported: a day, our own convention."""
+"""Fewest stretches of a window: with fewer the interval is meaningless. At most as many as for its
+throughput."""
 Kind = Literal["host", "device"]
 Whose = Literal["baseline", "recommended"]
 
@@ -572,7 +564,7 @@ def growth_of(kind: Kind, points: Sequence[tuple[int, int]], seconds: float) -> 
     """
     # Cut what follows the first third into stretches
     kept = points[int(len(points) * _LEFT_OUT_SHARE) :]
-    stretches = min(_MOST_STRETCHES, len(kept) - 1)
+    stretches = min(BATCH_MEANS, len(kept) - 1)
     if stretches < _FEWEST_STRETCHES:
         return None
     edges = [kept[round(place * (len(kept) - 1) / stretches)] for place in range(stretches + 1)]
@@ -595,7 +587,10 @@ def growth_of(kind: Kind, points: Sequence[tuple[int, int]], seconds: float) -> 
 
 
 def growth_notes_of(
-    trials: Sequence[TrialRecord], chosen: Recommendation | None, limits: MemoryLimits
+    trials: Sequence[TrialRecord],
+    chosen: Recommendation | None,
+    limits: MemoryLimits,
+    memory: Memory,
 ) -> tuple[Note, ...]:
     """Return the growth notes on the recommended settings, and on the baseline if that is another trial."""
     numbers: dict[int, Whose] = {0: "baseline"}
@@ -604,30 +599,36 @@ def growth_notes_of(
     return tuple(
         note
         for number, whose in numbers.items()
-        for note in growth_notes(runs_of(trials, number), limits, whose)
+        for note in growth_notes(runs_of(trials, number), limits, whose, memory)
     )
 
 
 def growth_notes(
-    runs: Sequence[Measurement], limits: MemoryLimits, whose: Whose
+    runs: Sequence[Measurement],
+    limits: MemoryLimits,
+    whose: Whose,
+    memory: Memory = POLICY.memory,
 ) -> tuple[Note, ...]:
-    """Return a note for each kind of memory that grows in most runs and would reach its limit in a week.
+    """Return a note for each kind of memory that grows in most runs and would soon reach its limit.
 
     Args:
         runs: Runs of one configuration.
         limits: Memory limits.
         whose: The configuration, for the note.
+        memory: Time of training within which the limit would be reached.
     """
     kinds: tuple[Kind, ...] = ("host", "device")
     series = [_growth_in(runs, kind) for kind in kinds]
     return tuple(
         _note(*known[len(known) // 2], limits, whose)  # the run with the median growth
         for known in series
-        if _grows(known, limits)
+        if _grows(known, limits, memory)
     )
 
 
-def kinds_not_excluded(runs: Sequence[Measurement], limits: MemoryLimits) -> tuple[Kind, ...]:
+def kinds_not_excluded(
+    runs: Sequence[Measurement], limits: MemoryLimits, memory: Memory = POLICY.memory
+) -> tuple[Kind, ...]:
     """Return the kinds of memory without proven growth that may still fill up within a day.
 
     A kind that no window has measured, for lack of blocks, is among them.
@@ -635,6 +636,7 @@ def kinds_not_excluded(runs: Sequence[Measurement], limits: MemoryLimits) -> tup
     Args:
         runs: Runs of one configuration.
         limits: Memory limits.
+        memory: Times of training in which memory may fill up.
     """
     kinds: tuple[Kind, ...] = ("host",) if limits.limit_is_ram else ("host", "device")
     found = list[Kind]()
@@ -642,9 +644,9 @@ def kinds_not_excluded(runs: Sequence[Measurement], limits: MemoryLimits) -> tup
         known = _growth_in(runs, kind)
         if not known:
             found.append(kind)
-        elif not _grows(known, limits):
+        elif not _grows(known, limits, memory):
             run, growth = known[len(known) // 2]
-            if _fills(run, growth, limits, growth.high, _EXCLUDED_FOR_S):
+            if _fills(run, growth, limits, growth.high, memory.no_leak_for_s):
                 found.append(kind)
     return tuple(found)
 
@@ -655,9 +657,11 @@ def _growth_in(runs: Sequence[Measurement], kind: Kind) -> list[tuple[Measuremen
     return sorted(known, key=lambda one: one[1].bytes_per_batch)
 
 
-def _grows(known: Sequence[tuple[Measurement, MemoryGrowth]], limits: MemoryLimits) -> bool:
+def _grows(
+    known: Sequence[tuple[Measurement, MemoryGrowth]], limits: MemoryLimits, memory: Memory
+) -> bool:
     """Return whether most runs show growth that would reach the limit soon enough to be reported."""
-    showing = sum(_fills(*one, limits, one[1].low, _TOLD_WITHIN_S) for one in known)
+    showing = sum(_fills(*one, limits, one[1].low, memory.leak_within_s) for one in known)
     return 2 * showing > len(known)
 
 

@@ -18,12 +18,13 @@ from autotune.config.training_config import LOADER_SETTINGS, NEUTRAL_WITHOUT_WOR
 from autotune.messages.search import one_side_not_measured
 from autotune.models.evidence import run_of
 from autotune.models.statistics import NORMAL_95, mean_rate, with_latest
-from autotune.models.throughput import AMPLE, Observation, RateModel
+from autotune.models.throughput import Observation, RateModel
 from autotune.note import Note
+from autotune.policy import POLICY, Policy, Throughput
 from autotune.records.ceilings import SIDES, Ceiling, CeilingBook, host_ceiling_of, loader_key
 from autotune.records.result import CurvePoint, Curves
 from autotune.records.trial import TrialRecord
-from autotune.settings_table import SETTINGS, Side
+from autotune.settings_table import BY_NAME, SETTINGS, Side
 from autotune.space.constraints import SINGLE, normalised
 from autotune.space.ranges import spread, whole_numbers
 from autotune.space.scaling import samples_within
@@ -32,37 +33,13 @@ from autotune.space.space import ResolvedSpace
 # Curves: the configurations that they measure, and the observations that curves and trials give.
 
 
-_SIDE_SD = {"cpu": 0.08}
-"""Relative standard deviation between a side alone and the same side in a run, by chance and, on a
-CPU, by shared cores: our own convention."""
-_OTHER_SIDE_SD = 0.02
-"""The same on a separate device: our own convention."""
-_HOST_SD = 0.3
-"""The same for a host's launching alone, and for its fetching of prefetched batches. Source:
-docs/gpu.md, where an H100's host launched one step in 2.6, 4.1 and 4.5 ms within minutes."""
-_LEAST_RUN_SD = 0.002
-"""Least standard deviation of a run by its own window, before run-to-run variation: our own
-convention."""
-_STOPPED_SD = 0.05
-"""Additional standard deviation of a trial stopped early, before its restarts and its whole queue
-were measured: our own convention."""
-_MOST_VALUES = 6
-"""Values of a number that a curve measures: our own convention."""
-_WORKERS_ALONE = frozenset({"num_workers", "persistent_workers", "prefetch_factor"})
+AMONG_WORKERS = [name for name in NEUTRAL_WITHOUT_WORKERS if BY_NAME[name].is_kept]
+"""Settings whose effect shows when several workers hold each other up."""
+_WORKERS_ALONE = {"num_workers", *NEUTRAL_WITHOUT_WORKERS} - {*AMONG_WORKERS}
 """Settings that a point may change if it differs from the baseline in its number of workers; with
 workers, torch sets its own prefetch factor."""
-AMONG_WORKERS = [
-    setting.name for setting in SETTINGS if setting.needs == "num_workers" and setting.is_kept
-]
-"""Settings whose effect shows when several workers hold each other up."""
 _SEVERAL = 2
 """Number of workers from which several share the items."""
-_FEW_WORKERS = 4
-"""Number of workers for measuring these settings, if there are enough cores: our own convention."""
-_MOST_TRIALS = 60
-"""Trials that a throughput model is fitted to, more than a search makes by itself: our own
-convention. A fit's time grows with the cube of their number, a forecast's time and memory in
-proportion."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,14 +100,14 @@ def _loader_candidates(space: ResolvedSpace) -> Iterator[TrainingConfig]:
         )
 
     # Several workers
-    ordered = by_promise(_worker_counts(counts, cores), cores)
+    ordered = by_promise(_worker_counts(counts, cores, space.policy.curves.most_values), cores)
     yield from (with_workers(count) for count in ordered if count >= _SEVERAL)
     most = max(counts)
     workers = own.num_workers or min(most, cores)
 
     # Other settings of the loader; some show their effect only with several workers
     last = {"num_workers", "persistent_workers", *AMONG_WORKERS}
-    several = max(workers, min(most, max(2, min(cores, _FEW_WORKERS))))
+    several = max(workers, min(most, max(2, min(cores, space.policy.curves.few_workers))))
     names = list[tuple[str, int]]()
     if workers:
         names += [(name, workers) for name in LOADER_SETTINGS if name not in last]
@@ -154,9 +131,9 @@ def _loader_candidates(space: ResolvedSpace) -> Iterator[TrainingConfig]:
             yield with_workers(workers, persistent_workers=value)
 
 
-def _worker_counts(counts: Sequence[int], cores: int) -> list[int]:
+def _worker_counts(counts: Sequence[int], cores: int, most_values: int) -> list[int]:
     """Return the numbers of workers to measure, with the number of cores in place of the nearest to it."""
-    tried = spread(counts, _MOST_VALUES)
+    tried = spread(counts, most_values)
     if cores not in counts:
         return tried
     nearest = min(tried, key=lambda count: abs(count - cores))
@@ -172,12 +149,17 @@ def by_promise(counts: Iterable[int], cores: int) -> list[int]:
     )
 
 
-def adds_workers_in_vain(points: Sequence[CurvePoint], changes: Mapping[str, object]) -> bool:
+def adds_workers_in_vain(
+    points: Sequence[CurvePoint],
+    changes: Mapping[str, object],
+    least_scaling: float = POLICY.curves.least_scaling,
+) -> bool:
     """Return True if a loader's point would only add workers to a loader that has stopped to scale.
 
     Args:
         points: Points of the loader so far, including the baseline's.
         changes: Settings that the point would change in the baseline.
+        least_scaling: Ratio of throughputs from which a loader still scales.
     """
     count = changes.get("num_workers")
     if not isinstance(count, int) or not set(changes) <= _WORKERS_ALONE:
@@ -194,7 +176,7 @@ def adds_workers_in_vain(points: Sequence[CurvePoint], changes: Mapping[str, obj
     if len(rates) < 2:  # two numbers of workers show how a loader grows
         return False
     fewer, more = sorted(rates)[-2:]
-    return rates[more] < 1.05 * rates[fewer]
+    return rates[more] < least_scaling * rates[fewer]
 
 
 def device_variations(space: ResolvedSpace, book: CeilingBook) -> Iterator[TrainingConfig]:
@@ -215,7 +197,7 @@ def device_variations(space: ResolvedSpace, book: CeilingBook) -> Iterator[Train
     for name in names:
         for value in domains[name]:
             yield changed(space, {name: value})
-    batches = spread(whole_numbers(domains[setting]), _MOST_VALUES)
+    batches = spread(whole_numbers(domains[setting]), space.policy.curves.most_values)
     if is_device_out_of_reach(space, book):
         batches = batches[-1:]
     for batch in sorted(batches, key=lambda size: (size < own, abs(size - own))):
@@ -238,7 +220,10 @@ def points_by_side(curves: Curves) -> tuple[tuple[Side, Sequence[CurvePoint]], .
 
 
 def rate_observations(
-    curves: Sequence[ConfiguredPoint], records: Sequence[TrialRecord], device_kind: str
+    curves: Sequence[ConfiguredPoint],
+    records: Sequence[TrialRecord],
+    device_kind: str,
+    policy: Policy = POLICY,
 ) -> Iterator[Observation]:
     """Yield an observation for each measured run and each side that was measured alone.
 
@@ -251,12 +236,14 @@ def rate_observations(
         curves: Points of the curves.
         records: Trials.
         device_kind: Kind of the device.
+        policy: Standard deviations, and the most trials.
     """
     # Runs, which also show which ceilings were measured too low
-    records = most_telling(records)
+    model = policy.throughput
+    records = most_telling(records, model.most_trials)
     book = CeilingBook()
     for record in records:
-        yield from _runs_of(record)
+        yield from _runs_of(record, policy)
         for run in record.runs:
             book.show(record.config, run.samples_per_s_ci[0])
 
@@ -267,11 +254,13 @@ def rate_observations(
     for one, ceiling in sides:
         doubt = book.doubt(one.side, one.config, ceiling)
         own_sd = hypot(ceiling.relative_sd or 0.0, doubt)
-        seen = side_observation(one.side, one.config, ceiling.samples_per_s, device_kind, own_sd)
+        seen = side_observation(
+            one.side, one.config, ceiling.samples_per_s, device_kind, own_sd, model
+        )
         yield replace(seen, cpu_s_per_sample=one.point.cpu_s_per_sample)
         launching = host_ceiling_of(ceiling, take_s=None)
         if launching is not None:
-            yield _of_host("launch", one.config, launching)
+            yield _of_host("launch", one.config, launching, model)
 
 
 def _measured_alone(
@@ -292,10 +281,14 @@ def _measured_alone(
     return [(one, one.point.ceiling) for one in found if one.point.ceiling is not None]
 
 
-def most_telling(records: Sequence[TrialRecord]) -> Sequence[TrialRecord]:
+def most_telling(records: Sequence[TrialRecord], most: int) -> Sequence[TrialRecord]:
     """Return the trials that a model is fitted to, in their order: all, or of many the most informative.
 
     These are the first, the fastest, the fastest of each number of workers, and the latest.
+
+    Args:
+        records: All trials.
+        most: Most trials to return.
     """
     rates = dict[int, float]()
     for place, record in enumerate(records):
@@ -307,12 +300,17 @@ def most_telling(records: Sequence[TrialRecord]) -> Sequence[TrialRecord]:
     for place in ranked:
         of_workers.setdefault(records[place].config.num_workers, place)
     first = range(len(records))[:1]
-    kept = [*first, *ranked[: _MOST_TRIALS // 2], *list(of_workers.values())[: _MOST_TRIALS // 4]]
-    return with_latest(records, kept, most=_MOST_TRIALS)
+    kept = [*first, *ranked[: most // 2], *list(of_workers.values())[: most // 4]]
+    return with_latest(records, kept, most=most)
 
 
 def side_observation(
-    side: Side, config: TrainingConfig, samples_per_s: float, device_kind: str, own_sd: float = 0.0
+    side: Side,
+    config: TrainingConfig,
+    samples_per_s: float,
+    device_kind: str,
+    own_sd: float = 0.0,
+    model: Throughput = POLICY.throughput,
 ) -> Observation:
     """Return the observation of a side alone.
 
@@ -322,10 +320,15 @@ def side_observation(
         samples_per_s: Its throughput.
         device_kind: Kind of the device.
         own_sd: Relative standard error of its own stretch.
+        model: Standard deviations between a side alone and in a run.
     """
-    sd = hypot(_SIDE_SD.get(device_kind, _OTHER_SIDE_SD), own_sd)
+    side_sd = model.cpu_side_sd if device_kind == "cpu" else model.device_side_sd
     return Observation(
-        kind=side, config=config, samples_per_s=samples_per_s, relative_sd=sd, is_steady=True
+        kind=side,
+        config=config,
+        samples_per_s=samples_per_s,
+        relative_sd=hypot(side_sd, own_sd),
+        is_steady=True,
     )
 
 
@@ -347,31 +350,39 @@ def mean_log_rates(records: Sequence[TrialRecord]) -> dict[int, float]:
     }
 
 
-def _runs_of(record: TrialRecord) -> Iterator[Observation]:
+def _runs_of(record: TrialRecord, policy: Policy) -> Iterator[Observation]:
     """Yield the observations of a trial and its repeats; less certain if it was stopped early."""
     config = record.config
     if record.measurement is None and record.result.blocks:
         rate, half_width = mean_rate(record.result.blocks)
-        sd = _STOPPED_SD + half_width / rate / NORMAL_95
+        sd = policy.throughput.stopped_sd + half_width / rate / NORMAL_95
         yield Observation(kind="run", config=config, samples_per_s=rate, relative_sd=sd)
     for run in record.runs:
         yield Observation(
             kind="run",
             config=config,
             samples_per_s=run.samples_per_s,
-            relative_sd=max(_LEAST_RUN_SD, sqrt(run_of(run).variance)),
+            relative_sd=max(policy.spread.least_sd, sqrt(run_of(run, policy).variance)),
             is_steady=run.window.is_held_by_device,
         )
         if run.window.take_s:
             taking = run.window.raw_samples_per_s * run.window.batch_s / run.window.take_s
-            yield _of_host("take", config, taking)
+            yield _of_host("take", config, taking, policy.throughput)
 
 
 def _of_host(
-    kind: Literal["launch", "take"], config: TrainingConfig, samples_per_s: float
+    kind: Literal["launch", "take"],
+    config: TrainingConfig,
+    samples_per_s: float,
+    model: Throughput,
 ) -> Observation:
     """Return the observation of a host's launching or taking alone."""
-    return Observation(kind=kind, config=config, samples_per_s=samples_per_s, relative_sd=_HOST_SD)
+    return Observation(
+        kind=kind,
+        config=config,
+        samples_per_s=samples_per_s,
+        relative_sd=model.host_alone_sd,
+    )
 
 
 def is_loader_out_of_reach(space: ResolvedSpace, book: CeilingBook) -> bool:
@@ -382,9 +393,9 @@ def is_loader_out_of_reach(space: ResolvedSpace, book: CeilingBook) -> bool:
     device = book.ceiling_of("device", own)
     if loader is None or device is None:
         return False
-    # Half precision on tensor cores computes up to eight times as fast as float32
-    growth = max(1.0, max(batches) / own.micro_batch_size) * 8.0
-    return loader.samples_per_s > AMPLE * growth * device.samples_per_s
+    policy = space.policy
+    growth = max(1.0, max(batches) / own.micro_batch_size) * policy.curves.fastest_precision
+    return loader.samples_per_s > policy.trials.ample * growth * device.samples_per_s
 
 
 def is_device_out_of_reach(
@@ -405,7 +416,7 @@ def is_device_out_of_reach(
         return False
     growth = max(1, *counts) / max(1, own.num_workers)
     fastest = max(loader.samples_per_s, min(growth * loader.samples_per_s, by_cores))
-    return device.samples_per_s > AMPLE * fastest
+    return device.samples_per_s > space.policy.trials.ample * fastest
 
 
 def failed_side(curves: Curves, ended: str) -> Note | None:

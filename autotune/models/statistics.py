@@ -6,7 +6,7 @@ out: an `Interval`, or a `Score`. Pure functions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from math import inf, sqrt
@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.config.plan import Objective
+from autotune.policy import POLICY, WindowRules
 from autotune.records.measurement import Block, Interval, Measurement, Window
 from autotune.records.trial import Score
 
@@ -32,6 +33,8 @@ Floats = NDArray[np.float64]
 """Arrays of the models; each use states the shape."""
 BATCH_MEANS = 10
 """Batches that a series is cut into: ten keep 92 to 95 % coverage with autocorrelated steps."""
+_AT_ONCE = 512
+"""Items of a part; 512 configurations take 10 MB in a forecast with two hundred observations."""
 NORMAL_95 = NormalDist().inv_cdf(0.975)
 """Two-sided 95 % quantile of the normal distribution."""
 
@@ -100,16 +103,16 @@ def with_latest(items: Sequence[_Item], kept: Iterable[int], *, most: int) -> li
     return [items[place] for place in sorted(places[:most])]
 
 
+def in_parts(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
+    """Yield the items in parts, which bounds the memory of a computation over all of them."""
+    for begin in range(0, len(items), _AT_ONCE):
+        yield items[begin : begin + _AT_ONCE]
+
+
 # The throughput of a window, with the interval by its own blocks.
 #
 # The stop rule of a window and the `Measurement` use the same `window_rate`. A single window does
 # not show run-to-run variation: models.evidence adds it to the interval.
-
-
-_STARVES_FROM = 0.05
-"""Share of the loop's time waiting for data from which the loader limits it: our own convention.
-With less, the count of made samples is trusted up to that share, which is about its largest
-effect."""
 
 
 def mean_rate(blocks: Sequence[Block]) -> tuple[float, float]:
@@ -122,7 +125,7 @@ def mean_rate(blocks: Sequence[Block]) -> tuple[float, float]:
     return sum(amounts) / sum(seconds), batch_means_half_width(amounts, seconds)
 
 
-def window_rate(window: Window) -> Interval:
+def window_rate(window: Window, rules: WindowRules = POLICY.window) -> Interval:
     """Return the throughput of a long run, from a window.
 
     With workers that count the samples that they make, see `_counted_rate`. Otherwise it is the
@@ -135,9 +138,13 @@ def window_rate(window: Window) -> Interval:
 
     Blocks of whole epochs contain their restarts; otherwise the cost of a restart beyond the
     samples that came with it is added once per `epoch_samples`.
+
+    Args:
+        window: The window.
+        rules: Share of waiting from which the loader limits the loop.
     """
     if window.made:  # 0 if only the queue was used up
-        steady, low, high = _counted_rate(window)
+        steady, low, high = _counted_rate(window, rules)
     else:
         mean, half = mean_rate(window.blocks)
         steady = mean - _surplus_samples(window) / sum(block.seconds for block in window.blocks)
@@ -150,7 +157,7 @@ def window_rate(window: Window) -> Interval:
     )
 
 
-def wait_fraction(window: Window) -> float:
+def wait_fraction(window: Window, rules: WindowRules = POLICY.window) -> float:
     """Return the share of its time that the loop waits for data in the long run.
 
     While a queue is used up, the loop waits less than it will later: its own work takes the same
@@ -159,11 +166,11 @@ def wait_fraction(window: Window) -> float:
     waited = _waited_share(window)
     if not window.made:
         return waited
-    steady, _, _ = _counted_rate(window)
+    steady, _, _ = _counted_rate(window, rules)
     return max(0.0, 1.0 - (1.0 - waited) * steady / window.raw_samples_per_s)
 
 
-def _counted_rate(window: Window) -> tuple[float, float, float]:
+def _counted_rate(window: Window, rules: WindowRules) -> tuple[float, float, float]:
     """Return the steady throughput and both ends of its interval, from made and delivered samples.
 
     It is the lower of two values: the throughput at which workers make samples, and that of the
@@ -204,7 +211,7 @@ def _counted_rate(window: Window) -> tuple[float, float, float]:
         return value, max(low, 0.0), value + half
 
     # The loader is slower, but that may be chance: follow it as far as the loop has waited
-    is_loader = waited >= _STARVES_FROM
+    is_loader = waited >= rules.starving_share
     changes = [block.made - block.samples for block in window.blocks if block.made is not None]
     if not is_loader and not _falls(changes):
         value = max(could, came * (1.0 - waited))
@@ -292,13 +299,12 @@ def _with_restarts(steady: float, window: Window) -> float:
 # The score of a measurement.
 
 
-LEAST_VIOLATION = 0.01
-"""Assumed excess over the limit of a run that thrashes or was ended for its memory; its need is
-unknown."""
-
-
 def evaluate(
-    measurement: Measurement, baseline: Measurement, objective: Objective, limit_bytes: int
+    measurement: Measurement,
+    baseline: Measurement,
+    objective: Objective,
+    limit_bytes: int,
+    least_excess: float = POLICY.memory.least_excess,
 ) -> Score:
     """Score a measurement against the baseline's.
 
@@ -311,6 +317,7 @@ def evaluate(
         baseline: The baseline's measurement.
         objective: Weight w of idle time.
         limit_bytes: Memory limit.
+        least_excess: Assumed excess over the limit, as a share, of a run that thrashes.
     """
     busy = measurement.busy_by(baseline.busy_source)
     if busy is None:
@@ -321,7 +328,7 @@ def evaluate(
     violation = measurement.peak_memory_bytes / limit_bytes - 1.0
     reason = memory_fault(measurement, limit_bytes)
     if reason is not None and violation <= 0:
-        violation = LEAST_VIOLATION
+        violation = least_excess
     return Score(value=value, feasible=reason is None, violation=violation, reason=reason or "")
 
 

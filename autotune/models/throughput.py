@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from itertools import chain
 from math import exp, inf, log, prod
@@ -24,13 +24,13 @@ from numpy.typing import NDArray
 
 from autotune.config.environment import Environment
 from autotune.config.training_config import TrainingConfig
-from autotune.models.statistics import Floats
+from autotune.models.statistics import Floats, in_parts
 from autotune.models.throughput_law import COSTS, Circumstances, Rates, law
-from autotune.policy import POLICY, CostPrior
+from autotune.policy import POLICY, CostPrior, Throughput, Trials
 from autotune.records.ceilings import device_key, loader_key, overlaps
 from autotune.records.result import RunVariation
 from autotune.records.trial import OUT_OF_MEMORY, TrialRecord
-from autotune.settings_table import SETTINGS
+from autotune.settings_table import BY_NAME, SETTINGS
 from autotune.space.constraints import cores_within, hosts_of
 
 # Gaussian processes observed through a nonlinear function: find the most likely state.
@@ -154,15 +154,9 @@ _SIDES = {
     "take": "taking",
 }
 """Cost whose level a measurement of each side alone shows."""
-_AT_ONCE = 512
-"""Configurations per batch of a forecast, which bounds memory: 512 take 10 MB with two hundred
-observations. Our own convention."""
 _WARM_FROM = 30
 """Number of observations from which a fit starts at the previous optimum; with fewer, each fit may
 find another optimum. Our own convention."""
-_SCATTERS = (6.0, 3.5, 2.0, 1.4, 1.0, 0.7, 0.4)
-"""Candidate standard deviations of the scatter, relative to the learned run-to-run variation.
-Larger ones are easier to fit: each fit starts the next. Our own convention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,8 +272,8 @@ class RateModel:
     environment: Environment
     learned_variation: RunVariation
     """Learned run-to-run variation, the prior of the scatter."""
-    priors: Mapping[str, CostPrior] = field(default_factory=lambda: POLICY.costs)
-    """Priors of the costs."""
+    model: Throughput = POLICY.throughput
+    """Priors of the costs, and the law's own numbers."""
     start: tuple[float, Mapping[Observation, Floats]] | None = None
     """Scatter and weights of an earlier fit to start from; None: none."""
 
@@ -314,11 +308,7 @@ class RateModel:
             One element per configuration.
         """
         known = self._believing(running)
-        # In batches, which bounds memory
-        parts = [
-            self._forecast(configs[begin : begin + _AT_ONCE], *known)
-            for begin in range(0, len(configs), _AT_ONCE)
-        ]
+        parts = [self._forecast(part, *known) for part in in_parts(configs)]
         names = [one.name for one in fields(Forecast) if one.name != "scatter_sd"]
         joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
         return Forecast(**joined, scatter_sd=self._scatter_sd)
@@ -331,7 +321,7 @@ class RateModel:
     ) -> Forecast:
         """Forecast configurations from a posterior at given places."""
         state, cross_covariance = self._state(configs, places, posterior)
-        rates, slopes = law(state, self._circumstances(configs))
+        rates, slopes = law(state, self._circumstances(configs), self.model)
 
         # Propagate the state's uncertainty through the law's slopes
         informed = cross_covariance * posterior.jacobian[:, None, :]
@@ -367,7 +357,7 @@ class RateModel:
         # Covariance of the running trials' results with the observations, and among each other
         state, across = self._state(running, seen, posterior)
         among = self._covariance(running, running)
-        slopes = law(state, self._circumstances(running))[1]().run
+        slopes = law(state, self._circumstances(running), self.model)[1]().run
         known = np.einsum("pi,pij,pj->ij", slopes, across, posterior.jacobian)
         own = np.einsum("pi,pij,pj->ij", slopes, among, slopes) + self._scatter_sd**2 * np.eye(
             len(running)
@@ -423,7 +413,7 @@ class RateModel:
         places = np.arange(len(configs))
 
         def expect(state: Floats) -> tuple[Floats, Callable[[], Floats]]:
-            rates, slopes = law(state, here)
+            rates, slopes = law(state, here, self.model)
             return np.stack(rates)[kinds, places], lambda: np.stack(slopes())[kinds, :, places].T
 
         problem = Problem(
@@ -437,11 +427,11 @@ class RateModel:
         # Start at the prior mean or, where it helps, with a large cost of oversubscription: no step
         # gets there from a small one. After an earlier fit, start there, with scatters near its own
         nothing = np.zeros(len(COSTS))
-        factors: Sequence[float] = _SCATTERS
+        factors: Sequence[float] = self.model.scatter_factors
         starts = [np.zeros_like(problem.prior_mean)]
         if self.start is not None:
-            place = _SCATTERS.index(self.start[0])
-            factors = _SCATTERS[max(0, place - 1) : place + 2]
+            place = factors.index(self.start[0])
+            factors = factors[max(0, place - 1) : place + 2]
             starts = [np.array([self.start[1].get(seen, nothing) for seen in self._seen]).T]
         elif (here.is_crowded & (kinds == Rates._fields.index("run"))).any():
             row = COSTS.index("crowding")
@@ -476,7 +466,9 @@ class RateModel:
         nothing = np.zeros((len(left), len(right)))
         return np.stack(
             [
-                nothing if cost in self._idle_costs else _covariance(cost, self.priors[cost], *both)
+                nothing
+                if cost in self._idle_costs
+                else _covariance(cost, self.model.costs[cost], *both)
                 for cost, *both in zip(COSTS, _places(left), _places(right), strict=True)
             ]
         )
@@ -495,7 +487,7 @@ class RateModel:
 
     def _prior_means(self, configs: Sequence[TrainingConfig]) -> Floats:
         """Return the prior mean of every cost in every configuration, (costs, configs)."""
-        if_pinned = [self.priors[cost].if_pinned for cost in COSTS]
+        if_pinned = [self.model.costs[cost].if_pinned for cost in COSTS]
         is_pinned = [config.pin_memory for config in configs]
         return np.asarray(self._prior_mean[:, None] + np.outer(if_pinned, is_pinned), np.float64)
 
@@ -503,17 +495,17 @@ class RateModel:
     def _prior_mean(self) -> Floats:
         """Prior mean of every cost, (costs,); levels are those of the measurements.
 
-        A side that was not measured alone is expected at twice the throughput of the runs: our own
-        convention.
+        A side that was not measured alone is expected at a multiple of the throughput of the runs.
         """
-        mean = np.array([self.priors[cost].mean for cost in COSTS])
+        mean = np.array([self.model.costs[cost].mean for cost in COSTS])
         mean[COSTS.index("most_workers")] = log(self.environment.cores)
+        mean[COSTS.index("softness")] = log(self.model.softness)
         here = self._circumstances([seen.config for seen in self._seen])
 
         # What the law expects of the observations with costs at their general prior
         means = np.repeat(mean[:, None], len(self._seen), axis=1)
-        expected, _ = law(means, here)
-        kernels, _ = law(means, replace(here, is_launched=False))
+        expected, _ = law(means, here, self.model)
+        kernels, _ = law(means, replace(here, is_launched=False), self.model)
         expected = expected._replace(device=kernels.device)
         observed = np.log([seen.samples_per_s for seen in self._seen])
         kinds = np.array([seen.kind for seen in self._seen])
@@ -524,7 +516,9 @@ class RateModel:
             if side in self._kinds:
                 mean[COSTS.index(cost)] = apart[kinds == side].mean()
             elif side in {"loader", "device"}:
-                mean[COSTS.index(cost)] = apart[kinds == "run"].mean() + log(2)
+                mean[COSTS.index(cost)] = apart[kinds == "run"].mean() + log(
+                    self.model.unmeasured_factor
+                )
         return mean
 
     @cached_property
@@ -611,15 +605,7 @@ def _solved(cholesky: Floats, right: Floats) -> Floats:
 # Criteria for the next trial: expected gain, redundancy, and the probability that it runs.
 
 
-AMPLE = 1.25
-"""Ratio between two sides, uncertainty included, from which the faster one does not limit
-throughput: our own convention."""
-_SHORT_COPY = 0.01
-"""Share of a run's time, uncertainty included, below which its copies don't matter: as small as the
-gain at which a search ends. Our own convention."""
-_INTERVAL_SDS = 2
-"""End of a normal's 95 % interval, in standard deviations."""
-_SETTINGS = tuple(name for name in TrainingConfig.model_fields if name != "lr")
+_SETTINGS = tuple(name for name in TrainingConfig.model_fields if BY_NAME[name].sides)
 
 
 def expected_gain(forecast: Forecast, best_samples_per_s: float) -> Floats:
@@ -645,7 +631,7 @@ def expected_gain(forecast: Forecast, best_samples_per_s: float) -> Floats:
     return np.maximum(gain, 0.0)
 
 
-def most_gain(forecast: Forecast, best_samples_per_s: float) -> Floats:
+def most_gain(forecast: Forecast, best_samples_per_s: float, side_sds: float) -> Floats:
     """Return an upper bound of each gain: the slowest side at the upper end of its interval, over the best.
 
     Copies bound a run even if computing hides them completely.
@@ -653,17 +639,21 @@ def most_gain(forecast: Forecast, best_samples_per_s: float) -> Floats:
     Args:
         forecast: Forecast of the configurations.
         best_samples_per_s: Best throughput so far, in samples/s.
+        side_sds: Standard deviations from the forecast to the end of the interval.
 
     Returns:
         One share per configuration: 0.04 = 4 %.
     """
-    _, fast = _sides(forecast)
+    _, fast = _sides(forecast, side_sds)
     gain: Floats = np.maximum(np.min(fast, axis=0) / best_samples_per_s - 1, 0.0)
     return gain
 
 
 def redundant_among(
-    configs: Sequence[TrainingConfig], forecast: Forecast, tried: Sequence[TrainingConfig]
+    configs: Sequence[TrainingConfig],
+    forecast: Forecast,
+    tried: Sequence[TrainingConfig],
+    trials: Trials,
 ) -> NDArray[np.bool_]:
     """Return which configurations differ from a tried one only on a side that limits neither.
 
@@ -676,17 +666,19 @@ def redundant_among(
         configs: Configurations to judge.
         forecast: Their forecast.
         tried: Configurations that were tried; only those among `configs` count.
+        trials: Ratio from which a side is ample; a copy is short if it takes less than a gain that
+            is worth a trial.
     """
     # Sides that limit nothing, even at the unfavorable ends of all intervals
-    (slow_loader, slow_device, slow_copy, slow_host), fast = _sides(forecast)
+    (slow_loader, slow_device, slow_copy, slow_host), fast = _sides(forecast, trials.side_sds)
     fast_loader = fast[0]
     fast_training = np.min(fast[1:], axis=0)
     # At worst no part of a copy is hidden, at best all of it
     slow_training = np.minimum(1 / (1 / slow_device + 1 / slow_copy), slow_host)
-    has_ample_loader = slow_loader > AMPLE * fast_training
-    has_ample_device = slow_training > AMPLE * fast_loader
-    has_ample_host = slow_host > AMPLE * np.min(fast[:3], axis=0)
-    has_short_copy = (fast_training <= _SHORT_COPY * slow_copy) & has_ample_host
+    has_ample_loader = slow_loader > trials.ample * fast_training
+    has_ample_device = slow_training > trials.ample * fast_loader
+    has_ample_host = slow_host > trials.ample * np.min(fast[:3], axis=0)
+    has_short_copy = (fast_training <= trials.least_gain * slow_copy) & has_ample_host
 
     def trained(place: int) -> tuple[object, ...]:
         """Return the settings that matter behind an ample loader."""
@@ -700,7 +692,7 @@ def redundant_among(
     loaders = {_loader_with_threads(configs[place]) for place in known if has_ample_device[place]}
 
     # Configurations that have the same settings there
-    redundant = _pins_in_vain(configs, forecast, tried)
+    redundant = _pins_in_vain(configs, forecast, tried, trials)
     for place, config in enumerate(configs):
         if config.num_workers > 0:
             trains_alike = has_ample_loader[place] and trained(place) in devices
@@ -719,6 +711,7 @@ def chance_to_run(
     configs: Sequence[TrainingConfig],
     failed: Collection[TrainingConfig],
     ran: Collection[TrainingConfig],
+    blamed: float,
 ) -> Floats:
     """Return the probability that each configuration does not fail for the same reason as another.
 
@@ -729,6 +722,7 @@ def chance_to_run(
         configs: Configurations to judge.
         failed: Configurations that failed.
         ran: Configurations that ran.
+        blamed: Probability that these values failed, not the machine.
     """
     chances: Floats = np.ones(len(configs))
     values = {name: {getattr(config, name) for config in ran} for name in _SETTINGS}
@@ -743,20 +737,24 @@ def chance_to_run(
                 sum(getattr(config, name) == suspects[name] for name in suspects)
                 for config in configs
             ]
-            # Almost certainly one of the suspects failed, not the machine
-            chances *= 1 - 0.99 * np.array(shared) / len(suspects)
+            chances *= 1 - blamed * np.array(shared) / len(suspects)
     return chances
 
 
 def _pins_in_vain(
-    configs: Sequence[TrainingConfig], forecast: Forecast, tried: Sequence[TrainingConfig]
+    configs: Sequence[TrainingConfig],
+    forecast: Forecast,
+    tried: Sequence[TrainingConfig],
+    trials: Trials,
 ) -> NDArray[np.bool_]:
     """Return which configurations change `pin_memory` to an untried value although copies limit neither value.
 
     The same configuration with a tried value is as informative. None if copies were not measured,
     or if all remaining configurations have the untried value and no tried twin.
     """
-    (_, _, slow_copy, slow_host), (fast_loader, fast_device, _, _) = _sides(forecast)
+    (_, _, slow_copy, slow_host), (fast_loader, fast_device, _, _) = _sides(
+        forecast, trials.side_sds
+    )
     known = {config.pin_memory for config in tried}
     has_run = set(tried)
     is_known = np.array([config.pin_memory in known for config in configs], dtype=np.bool_)
@@ -764,8 +762,8 @@ def _pins_in_vain(
     # Copies that limit the run with neither value
     slowest = slow_copy[is_known].min(initial=inf)
     fastest = np.minimum(fast_loader, fast_device)
-    is_short = fastest <= _SHORT_COPY * np.minimum(slow_copy, slowest)
-    is_short &= slow_host > AMPLE * fastest
+    is_short = fastest <= trials.least_gain * np.minimum(slow_copy, slowest)
+    is_short &= slow_host > trials.ample * fastest
     is_short &= np.isfinite(forecast.copy)
 
     # Configurations with an untried value, as long as a tried one is equally informative
@@ -777,10 +775,10 @@ def _pins_in_vain(
     return np.asarray(~is_known & is_short & has_twin, dtype=np.bool_)
 
 
-def _sides(forecast: Forecast) -> tuple[Floats, Floats]:
+def _sides(forecast: Forecast, sds: float) -> tuple[Floats, Floats]:
     """Return loader, device, copy and host throughput at both ends of their intervals, (4, configs) each."""
     rates = np.stack([forecast.loader, forecast.device, forecast.copy, forecast.host])
-    spread = _INTERVAL_SDS * np.stack(
+    spread = sds * np.stack(
         [forecast.loader_sd, forecast.device_sd, forecast.copy_sd, forecast.host_sd]
     )
     return rates * np.exp(-spread), rates * np.exp(spread)

@@ -36,6 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.models.statistics import Floats
+from autotune.policy import POLICY, Throughput
 
 COSTS = (
     "items",
@@ -83,11 +84,6 @@ one."""
     _CROWDING,
     _SHORTFALL,
 ) = range(len(COSTS))
-USUAL_SOFTNESS = 8.0
-"""Softness without a run to learn it from: two equal sides reach 92 % of either alone. Our own
-convention."""
-_WORKERS_SOFTNESS = 4.0
-"""Softness of the minimum of present and useful workers: our own convention."""
 
 
 class Rates(NamedTuple):
@@ -144,12 +140,15 @@ class Circumstances:
     """CPU seconds of the loader per sample."""
 
 
-def law(state: Floats, here: Circumstances) -> tuple[Rates, Callable[[], Rates]]:
+def law(
+    state: Floats, here: Circumstances, model: Throughput = POLICY.throughput
+) -> tuple[Rates, Callable[[], Rates]]:
     """Calculate all log throughputs in a state, and their derivatives on demand.
 
     Args:
         state: Costs, see `COSTS`, (costs, configs).
         here: Properties of the configurations.
+        model: Softness of the minima that no cost gives.
 
     Returns:
         Log throughputs, (configs,) each, and a call for their derivatives by the state, (costs,
@@ -157,12 +156,12 @@ def law(state: Floats, here: Circumstances) -> tuple[Rates, Callable[[], Rates]]
     """
     # Each side alone; each rank copies to its own device, and has its own host process
     kernels, of_kernels = _device(state, here)
-    loader = _loader(state, here)
+    loader = _loader(state, here, model.workers_softness)
     copy = np.where(here.is_copied, state[_COPIES] + here.log_ranks, inf)
     batches = here.log_batch + here.log_ranks
     launch = np.where(here.is_launched, state[_LAUNCHING] + batches, inf)
     take = np.where(here.is_taken, state[_TAKING] + batches, inf)
-    device, of_which = _softened_minimum(np.stack([kernels, launch]), USUAL_SOFTNESS)
+    device, of_which = _softened_minimum(np.stack([kernels, launch]), model.softness)
 
     # In a run: training with its copies, and the host, which launches, takes a batch from the queue
     # or makes it, and waits for a blocking copy, one after the other
@@ -192,7 +191,7 @@ def law(state: Floats, here: Circumstances) -> tuple[Rates, Callable[[], Rates]]
             here.has_workers, -_share(state[_PER_BATCH] - here.log_batch), 0.0
         )
         of_loader[_MOST_WORKERS] = _share(
-            _WORKERS_SOFTNESS * (here.log_processes - state[_MOST_WORKERS])
+            model.workers_softness * (here.log_processes - state[_MOST_WORKERS])
         )
         of_copy = np.zeros_like(state)
         of_launch = np.zeros_like(state)
@@ -243,15 +242,15 @@ def joint_s(loader_s: float, training_s: float, *, is_overlapped: bool) -> float
     short_s, long_s = sorted((loader_s, training_s))
     if long_s <= 0:
         return 0.0
-    softness = USUAL_SOFTNESS if is_overlapped else 1.0  # with 1 both times add up
+    softness = POLICY.throughput.softness if is_overlapped else 1.0  # with 1 both times add up
     return float(long_s * (1.0 + (short_s / long_s) ** softness) ** (1.0 / softness))
 
 
-def _loader(state: Floats, here: Circumstances) -> Floats:
+def _loader(state: Floats, here: Circumstances, softness: float) -> Floats:
     """Return the loader's log throughput: items in parallel, less the cost of handing over batches."""
     # Softened minimum of the present and the useful processes
     counts = np.stack([here.log_processes, state[_MOST_WORKERS]])
-    processes, _ = _softened_minimum(counts, _WORKERS_SOFTNESS)
+    processes, _ = _softened_minimum(counts, softness)
     cost = np.where(here.has_workers, np.logaddexp(0.0, state[_PER_BATCH] - here.log_batch), 0.0)
     return np.asarray(state[_ITEMS] + here.log_ranks + processes - cost, dtype=np.float64)
 

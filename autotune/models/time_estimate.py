@@ -12,21 +12,12 @@ from math import ceil
 from statistics import median
 
 from autotune.config.training_config import TrainingConfig
+from autotune.policy import POLICY, Estimates
 from autotune.records.trial import TrialRecord
 
 _LATEST = 200
 """Latest trials that an estimate uses: it is called several times per trial, and must not slow down
 with their number. Our own convention."""
-_EXPECTED_TRIALS = 9
-"""Trials of a search that may stop early. Source: benchmarks/regret.py."""
-_EXPECTED_UNGUIDED_TRIALS = 20
-"""Trials of a search that only its patience ends, after 16 trials and 12 since the last gain: our
-own convention."""
-_FIRST_TRIAL_S = 4.0
-_TRIAL_S = 2.5
-_CURVES_S = 8.0
-"""Estimated seconds before any measurement, without process starts: the baseline with ceilings and
-profile, another run, and the curves. Our own conventions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +44,8 @@ class Pace:
     is_guided: bool = True
     """A model proposes: it measures the curves of loader and device first, and ends the search
     sooner."""
+    estimates: Estimates = POLICY.estimates
+    """Durations where nothing was measured."""
 
 
 def typical_s(records: Sequence[TrialRecord]) -> float:
@@ -60,19 +53,19 @@ def typical_s(records: Sequence[TrialRecord]) -> float:
     return median(_taken_s(record) for record in records[-_LATEST:])
 
 
-def typical_overhead_s(records: Sequence[TrialRecord]) -> float:
+def typical_overhead_s(records: Sequence[TrialRecord], estimates: Estimates) -> float:
     """Return the median seconds of a trial outside its window: build, loader start, warm-up."""
     latest = records[-_LATEST:]
     measured = [record for record in latest if record.measurement is not None]
     if not measured:
-        return 1.5
+        return estimates.overhead_s
     return max(0.0, median(_taken_s(record) - _window_s(record) for record in measured))
 
 
-def typical_run_s(records: Sequence[TrialRecord], window_s: float) -> float:
+def typical_run_s(records: Sequence[TrialRecord], window_s: float, estimates: Estimates) -> float:
     """Return the seconds of a further run; `window_s` is its window if none was measured."""
     windows = [_window_s(record) for record in records[-_LATEST:] if record.measurement is not None]
-    return typical_overhead_s(records) + (median(windows) if windows else window_s)
+    return typical_overhead_s(records, estimates) + (median(windows) if windows else window_s)
 
 
 def overhead_s(record: TrialRecord, build_s: float) -> float:
@@ -88,7 +81,7 @@ def overhead_s(record: TrialRecord, build_s: float) -> float:
 
 
 def first_batches_s(
-    config: TrainingConfig, samples_per_s: float, epoch_samples: int | None
+    config: TrainingConfig, samples_per_s: float, epoch_samples: int | None, estimates: Estimates
 ) -> float:
     """Return the seconds in which workers make the batches before a window, at most an epoch.
 
@@ -96,22 +89,23 @@ def first_batches_s(
         config: Configuration to measure.
         samples_per_s: Throughput of the loader.
         epoch_samples: Samples of an epoch; None if unknown.
+        estimates: Batches of each worker.
     """
-    # Of each worker its first one, and one while steps become steady
-    batches = 2 * config.process_count * config.num_workers
+    batches = estimates.first_batches * config.process_count * config.num_workers
     samples = config.micro_batch_size * batches
     if epoch_samples is not None:
         samples = min(samples, epoch_samples)
     return samples / samples_per_s
 
 
-def steps_s(config: TrainingConfig, samples_per_s: float) -> float:
+def steps_s(config: TrainingConfig, samples_per_s: float, estimates: Estimates) -> float:
     """Return the seconds of a trial's fewest optimizer steps at a throughput."""
-    # Three before its window, and three blocks in it
-    return 6 * config.global_batch_size / samples_per_s
+    return estimates.fewest_steps * config.global_batch_size / samples_per_s
 
 
-def measuring_s(config: TrainingConfig, samples_per_s: float, epoch_samples: int | None) -> float:
+def measuring_s(
+    config: TrainingConfig, samples_per_s: float, epoch_samples: int | None, estimates: Estimates
+) -> float:
     """Return the seconds of measuring a configuration: its optimizer steps, or its workers' first batches.
 
     At least those that any trial takes.
@@ -120,33 +114,40 @@ def measuring_s(config: TrainingConfig, samples_per_s: float, epoch_samples: int
         config: Configuration to measure.
         samples_per_s: Expected throughput.
         epoch_samples: Samples of an epoch; None if unknown.
+        estimates: Least seconds, steps and batches.
     """
     return max(
-        10.0, steps_s(config, samples_per_s), first_batches_s(config, samples_per_s, epoch_samples)
+        estimates.least_measuring_s,
+        steps_s(config, samples_per_s, estimates),
+        first_batches_s(config, samples_per_s, epoch_samples, estimates),
     )
 
 
 def expected_s(pace: Pace) -> float:
     """Return the expected seconds until a search is decided, at most those left."""
     # The first trial, with the curves if a model proposes
+    estimates = pace.estimates
     done = len(pace.records)
     further = further_trials(pace)
     if done == 0:
         start_s = max(0.0, pace.probe_s - pace.build_s)
-        trial_s = start_s + _TRIAL_S
-        first_s = start_s + _FIRST_TRIAL_S
+        trial_s = start_s + estimates.trial_s
+        first_s = start_s + estimates.first_trial_s
     else:
         trial_s = typical_s(pace.records)
         first_s = 0.0
     if pace.is_guided and done <= 1 and further:
-        first_s += _CURVES_S
+        first_s += estimates.curves_s
 
-    # Further trials; 1.1: the baseline runs again after every third one
-    total = first_s + 1.1 * trial_s * ceil(further / pace.slots)
+    # Further trials, with the baseline's runs in between
+    total = first_s + estimates.baseline_factor * trial_s * ceil(further / pace.slots)
 
-    # Settling, unless the baseline is alone: leader and baseline, twice each (benchmarks/regret.py)
+    # Settling, unless the baseline is alone
     if max(1, done) + further > 1:
-        total += 4 * (trial_s + pace.build_s) if pace.settling_s is None else pace.settling_s
+        settling_s = pace.settling_s
+        if settling_s is None:
+            settling_s = estimates.settling_runs * (trial_s + pace.build_s)
+        total += settling_s
     return total if pace.left_s is None else min(total, pace.left_s)
 
 
@@ -155,7 +156,8 @@ def further_trials(pace: Pace) -> int:
     begun = max(1, len(pace.records))
     most = pace.most_trials
     if pace.may_stop_early and begun < most:
-        expected = _EXPECTED_TRIALS if pace.is_guided else _EXPECTED_UNGUIDED_TRIALS
+        estimates = pace.estimates
+        expected = estimates.trials if pace.is_guided else estimates.unguided_trials
         return max(1, expected - begun)
     return max(0, most - begun)
 

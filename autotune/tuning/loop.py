@@ -50,7 +50,6 @@ from autotune.records.trial import (
 )
 from autotune.settings_table import SETTINGS
 from autotune.space.constraints import hosts_of
-from autotune.space.ranges import whole_numbers
 from autotune.space.space import ResolvedSpace
 from autotune.tuning.checks import PrecisionGuard, check_under_stress, may_overload
 from autotune.tuning.outcomes import (
@@ -119,9 +118,7 @@ class Search:
     def __post_init__(self) -> None:
         """Restore the state of an interrupted search from its records."""
         self.guard = PrecisionGuard(self.runner, self.space.baseline)
-        ledger = Ledger.going_on(
-            self.study.prior_variation, self.study.records, self.time.policy.proof
-        )
+        ledger = Ledger.going_on(self.study.prior_variation, self.study.records, self.time.policy)
         self.race = Race(
             time=self.time, ledger=ledger, outcome=self.outcome, passes=self._passes_guard
         )
@@ -275,9 +272,7 @@ class Search:
         largest = largest_batch_note(
             self.study.records,
             winner.config,
-            self.space.limit_bytes,
-            batches=whole_numbers(self.space.domains["micro_batch_size"]),
-            limit_is_ram=self.space.environment.has_only_ram,
+            self.space,
             overloaded=self._overloaded,
         )
         if largest is not None:
@@ -430,7 +425,9 @@ class Search:
         if is_repeat:
             result = self._judged(number, result)
         if result.measurement is not None and result.outcome == "ok":
-            self.race.ledger.add(run_of(result.measurement, number=number, at_s=at_s))
+            self.race.ledger.add(
+                run_of(result.measurement, self.time.policy, number=number, at_s=at_s)
+            )
         if is_repeat:
             # not `ended`, since the precision guard may have answered meanwhile
             self._show(self.study.add_run(number, result))
@@ -460,7 +457,13 @@ class Search:
         reference = reference_of(self.study.ended)
         compared = None if reference is None else reference.measurement
         objective = self.space.objective
-        return evaluate(measurement, compared or measurement, objective, self.space.limit_bytes)
+        return evaluate(
+            measurement,
+            compared or measurement,
+            objective,
+            self.space.limit_bytes,
+            self.time.policy.memory.least_excess,
+        )
 
     def _propose(self) -> None:
         """Enqueue the proposer's next values, unless a trial waits; without a proposal the sampler draws."""

@@ -17,7 +17,7 @@ from autotune.config.plan import Domain, IntRange, SettingValue
 from autotune.config.training_config import TrainingConfig
 from autotune.frozen import compacted
 from autotune.messages.search import nothing_new_drawn, space_exhausted
-from autotune.models.memory import is_too_big, memory_kind, memory_of_trials
+from autotune.models.memory import is_too_big, memory_kind, memory_within
 from autotune.note import Note
 from autotune.records.trial import TrialRecord
 from autotune.settings_table import BY_NAME, SETTINGS
@@ -383,9 +383,7 @@ def largest_batch_variant(
     }
     if len(was_run) < 2 or setting not in space.parameters:
         return None
-    memory = memory_of_trials(
-        (), records, space.limit_bytes, limit_is_ram=space.environment.has_only_ram
-    )
+    memory = memory_within(space, records)
     too_big = min(
         (getattr(record.config, setting) for record in own if is_too_big(record)), default=inf
     )

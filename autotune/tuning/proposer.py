@@ -26,7 +26,7 @@ from autotune.messages.search import (
     would_not_fit,
 )
 from autotune.models.evidence import PruningThreshold, luck_of
-from autotune.models.memory import MemoryModel, memory_of_trials
+from autotune.models.memory import MemoryModel, memory_within
 from autotune.models.observations import (
     ConfiguredPoint,
     changes_no_effect_setting,
@@ -293,7 +293,9 @@ class Proposer:
         # its twin may be as informative
         twin = config.model_copy(update={"pin_memory": not config.pin_memory})
         configs = list(dict.fromkeys([config, twin, *tried]))
-        is_redundant = redundant_among(configs, self._model.value.forecast(configs), tried)[0]
+        is_redundant = redundant_among(
+            configs, self._model.value.forecast(configs), tried, self._trials
+        )[0]
         return would_add_nothing() if is_redundant else None
 
     def pruning_threshold(self, trial: TrialRecord) -> PruningThreshold | None:
@@ -466,7 +468,10 @@ class Proposer:
                 return mean_log_rates(ended)
             # forecast the trials that the model is fitted to; others keep their last forecast,
             # since of thousands of trials few can be forecast each time
-            fitted = {record.number for record in most_telling(ended)}
+            fitted = {
+                record.number
+                for record in most_telling(ended, self.time.policy.throughput.most_trials)
+            }
             feasible = [record for record in ended if record.is_feasible]
             asked = [
                 record
@@ -493,11 +498,10 @@ class Proposer:
 
         def fit(before: RateModel | None) -> RateModel:
             environment = self.study.space.environment
-            observed = list(rate_observations(self.sides, ended, environment.device_kind))
+            policy = self.time.policy
+            observed = list(rate_observations(self.sides, ended, environment.device_kind, policy))
             if before is None:
-                return RateModel(
-                    observed, environment, self.study.spread, self.study.space.policy.costs
-                )
+                return RateModel(observed, environment, self.study.spread, policy.throughput)
             return before.with_observations(observed, self.study.spread)
 
         return self._model.of(ended, fit)
@@ -505,15 +509,9 @@ class Proposer:
     def _memory(self) -> MemoryModel:
         """Return the memory model of everything measured so far."""
         ended = self.study.ended
-        space = self.study.space
         return self._peaks.of(
             (ended, len(self.sides)),
-            lambda _: memory_of_trials(
-                self.sides,
-                ended,
-                space.limit_bytes,
-                limit_is_ram=space.environment.has_only_ram,
-            ),
+            lambda _: memory_within(self.study.space, ended, self.sides),
         )
 
     def _near(self, best: TrainingConfig) -> list[tuple[Params, TrainingConfig]]:
@@ -556,11 +554,12 @@ class Proposer:
         bar = best_rate
         if running:
             bar = max([best_rate, *np.exp(rates.forecast(running).log_rate)])
-        gains = np.minimum(expected_gain(forecast, bar), most_gain(forecast, bar))
-        gains = gains * fits * chance_to_run(configs, failed, feasible)
+        most = most_gain(forecast, bar, trials.side_sds)
+        gains = np.minimum(expected_gain(forecast, bar), most)
+        gains = gains * fits * chance_to_run(configs, failed, feasible, trials.blamed)
         is_open = np.array([study.is_open(config) for config in configs])
         may_try = is_open & (fits >= trials.sure_to_fit)
-        is_informative = may_try & ~redundant_among(configs, forecast, tried)
+        is_informative = may_try & ~redundant_among(configs, forecast, tried, trials)
 
         # the lowest ceiling among those that are likely to fit
         left_out = np.array([study.is_left_out(config) for config in configs])
@@ -596,16 +595,21 @@ class Proposer:
     def _trial_seconds(self, configs: Sequence[TrainingConfig], expected: Floats) -> Floats:
         """Return the seconds that a trial of each configuration should take, from its expected samples/s."""
         time = self.time
+        estimates = time.policy.estimates
         pairs = list(zip(configs, expected, strict=True))
         epoch_samples = self.study.space.facts.dataset_length
         if time.is_short_search:
-            trials_s = [measuring_s(config, rate, epoch_samples) for config, rate in pairs]
+            trials_s = [
+                measuring_s(config, rate, epoch_samples, estimates) for config, rate in pairs
+            ]
             rebuild_s = self._trials.rebuilds * time.build_s
             alone_s = [0.0 if shares_process(config) else rebuild_s for config in configs]
             return np.add(trials_s, alone_s)
         # a slow start, or slow steps, must promise more
-        waits_s = np.array([first_batches_s(config, rate, epoch_samples) for config, rate in pairs])
-        slow_s = np.array([steps_s(config, rate) for config, rate in pairs])
+        waits_s = np.array(
+            [first_batches_s(config, rate, epoch_samples, estimates) for config, rate in pairs]
+        )
+        slow_s = np.array([steps_s(config, rate, estimates) for config, rate in pairs])
         beyond_s = np.maximum(waits_s - self._trials.short_wait_s, 0.0)
         beyond_s += np.maximum(slow_s - time.limits.shortest_window_s, 0.0)
         return time.shortest_trial_s + beyond_s

@@ -35,7 +35,6 @@ from autotune.config.training_config import TrainingConfig
 from autotune.errors import ConfigError, RunFolderError, StudyMismatchError, first_line
 from autotune.frozen import compacted
 from autotune.models.evidence import assumed_variation, learn_variation, run_of
-from autotune.models.memory import UNKNOWN_EXCESS_FRACTION
 from autotune.models.statistics import mean_rate
 from autotune.note import Note
 from autotune.records.result import RunVariation
@@ -394,7 +393,9 @@ def is_promising(trial: optuna.trial.BaseTrial) -> bool:
     return bool(trial.user_attrs.get("role") == PROMISING["role"])
 
 
-def write_figures(trial: optuna.Trial, record: TrialRecord, reference_rate: float | None) -> None:
+def write_figures(
+    trial: optuna.Trial, record: TrialRecord, reference_rate: float | None, unknown_excess: float
+) -> None:
     """Write figures that Optuna's samplers use besides the score: memory as a constraint, throughput.
 
     The throughput of a trial that was stopped early is reported as a share of the reference's, so
@@ -404,6 +405,7 @@ def write_figures(trial: optuna.Trial, record: TrialRecord, reference_rate: floa
         trial: Optuna's trial.
         record: Its record.
         reference_rate: Throughput of the reference, in samples/s; None without one.
+        unknown_excess: Excess over the memory limit, as a share, where it is unknown.
     """
     if record.score is not None:
         trial.set_constraint(_MEMORY, record.score.violation)
@@ -416,7 +418,7 @@ def write_figures(trial: optuna.Trial, record: TrialRecord, reference_rate: floa
     # with a measurement, it was the guard that ran out of memory, not the trial
     if record.outcome in OUT_OF_MEMORY and record.measurement is None:
         known = record.result.violation
-        trial.set_constraint(_MEMORY, UNKNOWN_EXCESS_FRACTION if known is None else known)
+        trial.set_constraint(_MEMORY, unknown_excess if known is None else known)
 
 
 def end_trial(study: optuna.Study, number: int, record: TrialRecord) -> None:
@@ -555,7 +557,12 @@ class Study:
         """Run-to-run variation, by this study's repeats and the prior."""
         return learn_variation(
             self.prior_variation,
-            ([run_of(run) for run in record.runs] for record in self.ended if record.repeats),
+            (
+                [run_of(run, self.space.policy) for run in record.runs]
+                for record in self.ended
+                if record.repeats
+            ),
+            self.space.policy.spread,
         )
 
     @property
@@ -677,7 +684,7 @@ class Study:
         key = self._key(trial.config)
         with guarded():
             _, asked = self._running[key]
-            write_figures(asked, record, self._reference_rate)
+            write_figures(asked, record, self._reference_rate, self._unknown_excess)
             asked.set_user_attr(_PLACE, len(self._measured))
             asked.set_user_attr("outcome", record.outcome)
             # last: if it is there, everything that `end_recorded` needs is
@@ -715,6 +722,11 @@ class Study:
         return next(record for record in self.records if record.number == number)
 
     @property
+    def _unknown_excess(self) -> float:
+        """The excess over the memory limit, as a share, where it is unknown."""
+        return self.space.policy.memory.unknown_excess
+
+    @property
     def _reference_rate(self) -> float | None:
         """The throughput of the first trial that was measured, in samples/s."""
         for ended in self.ended:
@@ -749,7 +761,7 @@ class Study:
         known = self._measured.get(key)
         if known is not None:
             asked.set_user_attr("outcome", f"repeat of {known.number}")
-            write_figures(asked, known, self._reference_rate)
+            write_figures(asked, known, self._reference_rate, self._unknown_excess)
             end_trial(self.optuna_study, asked.number, known)
             return
         state = TrialState.PRUNED
@@ -762,7 +774,7 @@ class Study:
             if reason.figures:
                 asked.set_user_attr("figures", reason.figures)
             if reason.code == "would_not_fit":
-                asked.set_constraint(_MEMORY, UNKNOWN_EXCESS_FRACTION)
+                asked.set_constraint(_MEMORY, self._unknown_excess)
             else:
                 state = TrialState.FAIL
         asked.set_user_attr("outcome", outcome)

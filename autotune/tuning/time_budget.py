@@ -96,13 +96,17 @@ class TimeBudget:
     @property
     def shortest_trial_s(self) -> float:
         """The least seconds that another trial takes."""
-        return typical_overhead_s(self.study.ended) + self.limits.shortest_window_s
+        return (
+            typical_overhead_s(self.study.ended, self.policy.estimates)
+            + self.limits.shortest_window_s
+        )
 
     @property
     def run_s(self) -> float:
         """Seconds that a further run of a trial takes, window included."""
         build_s = self.build_s if self.is_short_search else 0.0
-        return typical_run_s(self.study.ended, self.limits.shortest_window_s) + build_s
+        window_s = self.limits.shortest_window_s
+        return typical_run_s(self.study.ended, window_s, self.policy.estimates) + build_s
 
     @property
     def most_trials(self) -> int:
@@ -291,12 +295,13 @@ class TimeBudget:
             record.measurement for record in records[-20:] if record.measurement is not None
         ]
         own = self.study.spread.of(run.window.is_held_by_device for run in measured)
-        overhead_s = typical_overhead_s(records)
+        overhead_s = typical_overhead_s(records, self.policy.estimates)
         best_s = limits.first_window_s
         if self.is_short_search:
             best_s = limits.short_search_window_s
         elif measured:
-            best_s = sqrt(overhead_s * median(map(variance_of_a_second, measured))) / own.sd
+            variances = [variance_of_a_second(run, self.policy) for run in measured]
+            best_s = sqrt(overhead_s * median(variances)) / own.sd
         longest_s = min(limits.longest_window_s, self.left_for_trials_s / 3 - overhead_s)
         max_s = max(limits.shortest_window_s, min(best_s, longest_s))
         return rules.model_copy(update={"max_s": max_s, "precision": max(rules.precision, own.sd)})
@@ -325,6 +330,7 @@ class TimeBudget:
                 left_s=self.clock.left_s,
                 settling_s=settling_s,
                 is_guided=has_model,
+                estimates=self.policy.estimates,
             )
         )
         if not self.is_short_search:

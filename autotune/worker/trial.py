@@ -206,13 +206,13 @@ def measure(
     # Derive the figures of the window.
     stopped = tuple(stops.stop())
     ddp = run.trainer.config.ddp
-    waited = wait_fraction(window)
+    waited = wait_fraction(window, rules)
     busy_readings, fullness = busy.stop(waited)
     found = conditions.stop()
     ineffective = () if ddp is None else without_effect_here(ddp)
     memory = device.peak_memory(retries)
     spread = assumed_variation(device.kind).of([window.is_held_by_device])
-    throughput = with_run_variation(window_rate(window), spread)
+    throughput = with_run_variation(window_rate(window, rules), spread)
     disturbances = () if found is None else notes_on(found)
     return Measurement(
         samples_per_s=throughput.value,

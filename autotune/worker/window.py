@@ -648,7 +648,7 @@ def _verdict(
     has_used_queue = bool(window.made) or batches >= 2 * run.queue_capacity
     enough = _MIN_EPOCH_BLOCKS if window.whole_epochs else BATCH_MEANS
     may_judge = has_used_queue and len(window.blocks) >= enough
-    if may_judge and window_rate(window).relative_half_width <= rules.precision:
+    if may_judge and window_rate(window, rules).relative_half_width <= rules.precision:
         return "precision"
     if elapsed_s >= rules.max_s and (has_used_queue or elapsed_s >= _OVERTIME * rules.max_s):
         return "time"

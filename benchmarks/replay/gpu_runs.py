@@ -23,6 +23,7 @@ from autotune.config.plan import Plan, Workload
 from autotune.files.run_folder import open_run_folder
 from autotune.messages.search import interrupted
 from autotune.models.evidence import Ledger, PruningThreshold, behind_threshold, luck_of, run_of
+from autotune.policy import POLICY
 from autotune.records.measurement import Block, Measurement
 from autotune.records.result import Recommendation, RunVariation
 from autotune.records.trial import PrecisionFigures, Score, TrialRecord, TrialResult
@@ -129,11 +130,12 @@ def is_stopped(run: Measurement, share: float, best: Measurement, spread: RunVar
         best: Another run of them, which leads.
         spread: Between runs.
     """
-    luck = luck_of(spread.of([best.window.is_held_by_device]), spread)
+    luck = luck_of(spread.of([best.window.is_held_by_device]), spread, POLICY.stopping)
     bar = PruningThreshold(number=0, low_samples_per_s=exp(log(best.samples_per_s) - luck))
     blocks = [block.model_copy(update={"seconds": block.seconds / share}) for block in run.blocks]
     return any(
-        behind_threshold(blocks[:count], bar) is not None for count in range(1, len(blocks) + 1)
+        behind_threshold(blocks[:count], bar, POLICY.stopping) is not None
+        for count in range(1, len(blocks) + 1)
     )
 
 

@@ -282,7 +282,8 @@ def _end_of_window(blocks: list[Block], rules: WindowRules) -> Literal["precisio
     """Why a window ends, by the rule of worker/window: its interval is narrow, or its time is over."""
     if (
         len(blocks) >= BATCH_MEANS
-        and window_rate(fake_window(blocks, "precision")).relative_half_width <= rules.precision
+        and window_rate(fake_window(blocks, "precision"), rules).relative_half_width
+        <= rules.precision
     ):
         return "precision"
     return "time" if sum(block.seconds for block in blocks) >= rules.max_s else None

@@ -127,6 +127,7 @@ def make_search(
         device="cuda:0",
         seed=0,
         limits=MemoryLimits(limit_bytes=limit_bytes),
+        policy=policy,
     )
     study = Study.open(
         folder / "study.db" if is_kept else None, resolved, identity={}, seed=0, method=method

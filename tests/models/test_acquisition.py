@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from autotune.config.training_config import TrainingConfig
 from autotune.models.throughput import (
-    AMPLE,
     Forecast,
     chance_to_run,
     expected_gain,
@@ -19,6 +18,7 @@ from autotune.models.throughput import (
     most_gain,
     redundant_among,
 )
+from autotune.policy import POLICY
 from autotune.records.measurement import Block
 from autotune.records.trial import Outcome, TrialRecord, TrialResult
 
@@ -97,10 +97,11 @@ def are_redundant(
     rates = {"copy": [inf] * len(configs), "host": [inf] * len(configs), **sides}
     arrays = {side: np.array(values) for side, values in rates.items()}
     known = Forecast(log_rate=ones, sd=ones, scatter_sd=0.0, **arrays, **sds)
-    return [bool(value) for value in redundant_among(configs, known, tried)]
+    return [bool(value) for value in redundant_among(configs, known, tried, POLICY.trials)]
 
 
-BARELY = AMPLE * exp(4 * 0.02) * SLOW
+BLAMED = POLICY.trials.blamed
+BARELY = POLICY.trials.ample * exp(2 * POLICY.trials.side_sds * 0.02) * SLOW
 PINS = [workers(4, pin_memory=False), workers(4, pin_memory=True)]
 HALVES = [workers(4), workers(4, amp_dtype="bfloat16")]
 WORKERS = [workers(2), workers(4)]
@@ -186,7 +187,9 @@ def test_untried_pinning_with_short_copies() -> None:
 
 def test_the_slowest_side_bounds_the_gain() -> None:
     for side, gain in ({"copy": 2 * SLOW}, 1.0), ({"host": 1.1 * SLOW}, 0.1), ({}, 9.0):
-        assert most_gain(forecast(SLOW, **side, side_sd=0.0), SLOW) == pytest.approx([gain])
+        assert most_gain(
+            forecast(SLOW, **side, side_sd=0.0), SLOW, POLICY.trials.side_sds
+        ) == pytest.approx([gain])
 
 
 # Failures
@@ -208,8 +211,8 @@ def test_the_slowest_side_bounds_the_gain() -> None:
     ],
 )
 def test_chance_to_run(config: TrainingConfig, ran: list[TrainingConfig], chance: float) -> None:
-    assert chance_to_run([config], [FAILED], [OWN, *ran]) == pytest.approx([chance])
-    assert chance_to_run([config], [], [OWN, *ran]) == [1.0]
+    assert chance_to_run([config], [FAILED], [OWN, *ran], BLAMED) == pytest.approx([chance])
+    assert chance_to_run([config], [], [OWN, *ran], BLAMED) == [1.0]
 
 
 def test_failures_add_up() -> None:
@@ -218,7 +221,7 @@ def test_failures_add_up() -> None:
         TrainingConfig(micro_batch_size=256),
     )
     (once,), (twice,) = (
-        chance_to_run([asked], failed, [OWN]) for failed in ([FAILED], [FAILED, other])
+        chance_to_run([asked], failed, [OWN], BLAMED) for failed in ([FAILED], [FAILED, other])
     )
     assert twice == pytest.approx(once**2)
 

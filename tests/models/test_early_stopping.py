@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from autotune.models.evidence import PruningThreshold, assumed_variation, behind_threshold, luck_of
 from autotune.models.statistics import mean_rate
+from autotune.policy import POLICY
 from autotune.records.measurement import Block
 
 THRESHOLD = PruningThreshold(number=3, low_samples_per_s=1_000.0)
@@ -25,12 +26,12 @@ def blocks(*rates: float, seconds: float = 0.2) -> list[Block]:
 
 @given(st.lists(st.floats(1.0, 1e5), max_size=2))
 def test_nothing_is_stopped_before_its_third_block(rates: list[float]) -> None:
-    assert behind_threshold(blocks(*rates), THRESHOLD) is None
+    assert behind_threshold(blocks(*rates), THRESHOLD, POLICY.stopping) is None
 
 
 def test_the_note_holds_rate_interval_and_threshold() -> None:
     seen = blocks(500, 505, 495, 500)
-    reason = behind_threshold(seen, THRESHOLD)
+    reason = behind_threshold(seen, THRESHOLD, POLICY.stopping)
     assert reason is not None
     assert reason.code == "stopped_early"
     half_width = pytest.approx(6.5, abs=0.1)  # 3.182 * 4.08 / 2
@@ -43,20 +44,22 @@ def test_the_note_holds_rate_interval_and_threshold() -> None:
 
 
 def test_bursty_trial_is_not_stopped() -> None:
-    assert behind_threshold(blocks(500, 500, 500, 500), THRESHOLD) is not None
-    assert behind_threshold(blocks(100, 900, 100, 900), THRESHOLD) is None
+    assert behind_threshold(blocks(500, 500, 500, 500), THRESHOLD, POLICY.stopping) is not None
+    assert behind_threshold(blocks(100, 900, 100, 900), THRESHOLD, POLICY.stopping) is None
 
 
 def test_trial_within_busy_margin_goes_on() -> None:
-    assert behind_threshold(blocks(*[980] * 10, seconds=1.0), THRESHOLD) is not None
-    assert behind_threshold(blocks(*[981] * 10, seconds=1.0), THRESHOLD) is None
+    assert (
+        behind_threshold(blocks(*[980] * 10, seconds=1.0), THRESHOLD, POLICY.stopping) is not None
+    )
+    assert behind_threshold(blocks(*[981] * 10, seconds=1.0), THRESHOLD, POLICY.stopping) is None
 
 
 @given(st.lists(st.floats(1.0, 5_000.0), min_size=3, max_size=30))
 def test_trial_at_threshold_is_not_stopped(rates: list[float]) -> None:
     seen = blocks(*rates, seconds=1.0)
     is_at_it = mean_rate(seen)[0] >= THRESHOLD.low_samples_per_s
-    assert not is_at_it or behind_threshold(seen, THRESHOLD) is None
+    assert not is_at_it or behind_threshold(seen, THRESHOLD, POLICY.stopping) is None
 
 
 def runs_that_are_stopped(
@@ -67,7 +70,8 @@ def runs_that_are_stopped(
     for _ in range(runs):
         rates = _wandering(random, mean, spread, correlation)
         lost += any(
-            behind_threshold(blocks(*rates[:count], seconds=1.0), THRESHOLD) is not None
+            behind_threshold(blocks(*rates[:count], seconds=1.0), THRESHOLD, POLICY.stopping)
+            is not None
             for count in range(1, 11)
         )
     return lost / runs
@@ -100,12 +104,14 @@ def test_luck_of() -> None:
     spread = assumed_variation("cuda")
     assert spread.device is not None
     by_chance = 2.920  # Student's t of two degrees of freedom, one-sided 95 %
-    assert luck_of(spread, spread) == pytest.approx(by_chance * 2**0.5 * 0.1, rel=1e-3)
-    assert luck_of(spread.device, spread) == pytest.approx(
+    assert luck_of(spread, spread, POLICY.stopping) == pytest.approx(
+        by_chance * 2**0.5 * 0.1, rel=1e-3
+    )
+    assert luck_of(spread.device, spread, POLICY.stopping) == pytest.approx(
         by_chance * (0.1**2 + 0.004**2) ** 0.5, rel=1e-3
     )
     one_kind = assumed_variation("cpu")
-    assert luck_of(one_kind, one_kind) == pytest.approx(1.64 * 2**0.5 * 0.1)
+    assert luck_of(one_kind, one_kind, POLICY.stopping) == pytest.approx(1.64 * 2**0.5 * 0.1)
 
 
 def warm(*rates: float, seconds: float = 0.3, made: float | None = None) -> list[Block]:
@@ -126,9 +132,15 @@ def warm(*rates: float, seconds: float = 0.3, made: float | None = None) -> list
     ],
 )
 def test_a_warm_up_ends_only_what_is_hopeless(seen: list[Block], is_stopped: bool) -> None:
-    assert (behind_threshold(seen, THRESHOLD) is not None) == is_stopped
+    assert (behind_threshold(seen, THRESHOLD, POLICY.stopping) is not None) == is_stopped
 
 
 def test_a_window_is_judged_without_its_warm_up() -> None:
-    assert behind_threshold(warm(5_000, 5_000) + blocks(500, 505, 495), THRESHOLD) is not None
-    assert behind_threshold(warm(10, 10) + blocks(1_000, 1_010, 990), THRESHOLD) is None
+    assert (
+        behind_threshold(warm(5_000, 5_000) + blocks(500, 505, 495), THRESHOLD, POLICY.stopping)
+        is not None
+    )
+    assert (
+        behind_threshold(warm(10, 10) + blocks(1_000, 1_010, 990), THRESHOLD, POLICY.stopping)
+        is None
+    )

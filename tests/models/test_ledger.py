@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from autotune.models.evidence import Ledger, Run
+from autotune.policy import POLICY
 from autotune.records.result import RunVariation
 from autotune.records.trial import TrialRecord, TrialResult
 from tests.factories import make_measurement, make_record
@@ -83,7 +84,9 @@ def record_of(number: int, *rates: float) -> TrialRecord:
 
 
 def test_resumed_ledger() -> None:
-    ledger = Ledger.going_on(SPREAD, [record_of(0, 100.0, 101.0), record_of(1, 900.0, 890.0)])
+    ledger = Ledger.going_on(
+        SPREAD, [record_of(0, 100.0, 101.0), record_of(1, 900.0, 890.0)], POLICY
+    )
     assert [run.number for run in ledger.runs] == [0, 1, 0, 1]
     assert set(ledger.proven) == {1}
 

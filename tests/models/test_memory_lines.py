@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autotune.config.plan import Objective
 from autotune.config.training_config import TrainingConfig
 from autotune.models.memory import (
     MemoryLine,
@@ -25,7 +27,15 @@ from autotune.policy import POLICY
 from autotune.records.measurement import Block, Measurement
 from autotune.records.result import CurvePoint, Curves
 from autotune.records.trial import Score, TrialRecord, TrialResult
-from tests.factories import make_measurement, make_point, make_record, make_space, with_first
+from tests.factories import (
+    CPU,
+    GPU,
+    make_measurement,
+    make_point,
+    make_record,
+    make_space,
+    with_first,
+)
 
 MIB = 2**20
 LIMIT = 1_000
@@ -198,10 +208,18 @@ def mib_of(largest: Note) -> list[float]:
 
 
 def note_of(
-    records: list[TrialRecord], config: TrainingConfig, *batches: int, **changes: Any
+    records: list[TrialRecord],
+    config: TrainingConfig,
+    *batches: int,
+    limit_is_ram: bool = False,
+    overloaded: Sequence[int] = (),
 ) -> Note | None:
-    given = {"limit_is_ram": False, **changes}
-    return largest_batch_note(records, config, 1000 * MIB, batches=batches, **given)
+    space = make_space(
+        {"micro_batch_size": [*batches]},
+        environment=CPU if limit_is_ram else GPU,
+    )
+    limited = replace(space, objective=Objective(memory_limit=1000 * MIB))
+    return largest_batch_note(records, config, limited, overloaded=overloaded)
 
 
 def make_thrashing(peak_bytes: int) -> Measurement:

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.models.throughput_law import COSTS, USUAL_SOFTNESS, Circumstances, Rates, law
-from autotune.policy import POLICY
+from autotune.models.throughput_law import COSTS, Circumstances, Rates, law
 
 Costs = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 AMPLE = {"items": 9.0, "most_workers": 9.0, "per_batch": -9.0}
@@ -248,7 +247,3 @@ def test_slopes_are_the_derivatives_of_the_rates(
         for side in sides:
             found = slopes[side][row]
             assert found == pytest.approx((after[side] - before[side]) / (2 * step), abs=1e-4)
-
-
-def test_prior_of_softness_is_the_usual_one() -> None:
-    assert POLICY.costs["softness"].mean == pytest.approx(np.log(USUAL_SOFTNESS))

@@ -15,6 +15,7 @@ from autotune.models.evidence import (
     simplicity,
     worth_its_batch,
 )
+from autotune.policy import POLICY
 from autotune.records.measurement import Interval
 from autotune.records.trial import TrialRecord
 from tests.factories import make_record
@@ -75,7 +76,12 @@ def trials(*configs: TrainingConfig) -> list[TrialRecord]:
 def chosen(
     candidates: list[TrialRecord], gains: dict[int, float], settled: int | None = None
 ) -> int:
-    return choose(candidates, lambda record: exp(gains[record.number]), settled=settled).number
+    return choose(
+        candidates,
+        lambda record: exp(gains[record.number]),
+        settled=settled,
+        worthwhile=POLICY.proof.worthwhile,
+    ).number
 
 
 def test_simplest_within_two_percent() -> None:
@@ -113,8 +119,11 @@ def test_choosing_keeps_its_promises_in_any_order(
     def score(record: TrialRecord) -> float:
         return scores[record.number]
 
-    best = choose(candidates, score)
-    assert choose(data.draw(st.permutations(candidates)), score) == best
+    best = choose(candidates, score, worthwhile=POLICY.proof.worthwhile)
+    assert (
+        choose(data.draw(st.permutations(candidates)), score, worthwhile=POLICY.proof.worthwhile)
+        == best
+    )
     near = [one for one in candidates if score(one) >= (1 - 0.02) * max(scores.values())]
     assert best in near
     assert best.number == 0 or candidates[0] not in near

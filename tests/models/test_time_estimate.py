@@ -21,6 +21,7 @@ from autotune.models.time_estimate import (
     typical_run_s,
     typical_s,
 )
+from autotune.policy import POLICY
 from autotune.records.trial import TrialRecord, TrialResult
 from tests.factories import make_measurement, make_record, with_first
 
@@ -141,26 +142,30 @@ def test_a_trial_takes_what_half_of_them_take() -> None:
     records = [record(10.0), record(11.0), record(500.0)]
     window_s = sum(block.seconds for block in make_measurement(100.0).blocks)
     assert typical_s(records) == 11.0
-    assert typical_overhead_s(records) == pytest.approx(max(0.0, 11.0 - window_s))
+    assert typical_overhead_s(records, POLICY.estimates) == pytest.approx(max(0.0, 11.0 - window_s))
 
 
 def test_a_further_run_takes_a_start_and_a_window() -> None:
-    assert typical_run_s(make_records(4, overhead_s=3.0), 1.5) == 13.0
-    assert typical_run_s([], 1.5) == typical_overhead_s([]) + 1.5
+    assert typical_run_s(make_records(4, overhead_s=3.0), 1.5, POLICY.estimates) == 13.0
+    assert (
+        typical_run_s([], 1.5, POLICY.estimates) == typical_overhead_s([], POLICY.estimates) + 1.5
+    )
 
 
 def test_baselines_extras_are_no_part_of_a_trial() -> None:
     assert typical_s([record(17.0, number=0, after_s=6.0)]) == 11.0
-    assert typical_overhead_s([record(17.0, number=0, after_s=6.0)]) == typical_overhead_s(
-        [record(11.0)]
-    )
+    assert typical_overhead_s(
+        [record(17.0, number=0, after_s=6.0)], POLICY.estimates
+    ) == typical_overhead_s([record(11.0)], POLICY.estimates)
     assert typical_s([record(17.0, after_s=6.0)]) == 17.0, (
         "another trial with ceilings of its own may come again"
     )
 
 
 def test_unmeasured_trials_have_no_overhead() -> None:
-    assert typical_overhead_s([record(100.0, is_measured=False)]) == typical_overhead_s([])
+    assert typical_overhead_s(
+        [record(100.0, is_measured=False)], POLICY.estimates
+    ) == typical_overhead_s([], POLICY.estimates)
 
 
 @pytest.mark.parametrize(
@@ -176,15 +181,17 @@ def test_first_batches(
     changes: dict[str, object], epoch_samples: int | None, seconds: float
 ) -> None:
     config = TrainingConfig.model_validate({"micro_batch_size": 32, **changes})
-    assert first_batches_s(config, 100.0, epoch_samples) == pytest.approx(seconds)
+    assert first_batches_s(config, 100.0, epoch_samples, POLICY.estimates) == pytest.approx(seconds)
 
 
 def test_long_steps_make_a_trial_longer() -> None:
     config = TrainingConfig(micro_batch_size=64, grad_accum_steps=2)
-    assert measuring_s(config, 1e6, None) == 10.0
-    assert measuring_s(config, 32.0, None) == 6 * 128 / 32.0
+    assert measuring_s(config, 1e6, None, POLICY.estimates) == 10.0
+    assert measuring_s(config, 32.0, None, POLICY.estimates) == 6 * 128 / 32.0
     queues = config.model_copy(update={"num_workers": 8, "prefetch_factor": 8})
-    assert measuring_s(queues, 32.0, None) == first_batches_s(queues, 32.0, None)
+    assert measuring_s(queues, 32.0, None, POLICY.estimates) == first_batches_s(
+        queues, 32.0, None, POLICY.estimates
+    )
 
 
 def test_own_process_builds_again() -> None:

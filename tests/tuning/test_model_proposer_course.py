@@ -21,6 +21,7 @@ from autotune.messages.search import (
 )
 from autotune.models.evidence import luck_of
 from autotune.models.statistics import mean_rate
+from autotune.policy import POLICY
 from autotune.protocol.messages import Job, WorkloadJob
 from autotune.records.ceilings import device_key
 from autotune.records.result import Progress
@@ -279,7 +280,7 @@ def test_at_the_users_own_batch_a_trial_races_against_those_at_it_alone(
     spread = search.study.spread
     rate, luck = (
         [900.0, 500.0][bar - 1],
-        luck_of(spread.of([True]), spread),
+        luck_of(spread.of([True]), spread, POLICY.stopping),
     )  # the made-up device is always busy
     assert found.low_samples_per_s == pytest.approx(rate * exp(-luck), rel=0.05)
 

@@ -11,6 +11,7 @@ from autotune.config.training_config import TrainingConfig
 from autotune.launch.launcher import Exit, Launch
 from autotune.messages.search import no_time_for_a_trial
 from autotune.models.time_estimate import first_batches_s
+from autotune.policy import POLICY
 from autotune.testing import FakeLauncher, FakeTrial, analytic_cost
 from tests.factories.searches import GIB, make_search
 
@@ -79,7 +80,8 @@ def test_what_takes_long_to_measure_is_not_proposed_where_time_is_short(tmp_path
         ]  # the last ones are no longer the model's
         assert proposed
         return max(
-            first_batches_s(one, slow(one).samples_per_s, epoch_samples=None) for one in proposed
+            first_batches_s(one, slow(one).samples_per_s, None, POLICY.estimates)
+            for one in proposed
         )
 
     assert longest_wait_s(30.0) < 7.0, (

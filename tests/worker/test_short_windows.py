@@ -16,7 +16,7 @@ from torch import Tensor, zeros
 from autotune.config.training_config import TrainingConfig
 from autotune.models.evidence import PruningThreshold, behind_threshold
 from autotune.models.statistics import wait_fraction, window_rate
-from autotune.policy import WindowRules
+from autotune.policy import POLICY, WindowRules
 from autotune.records.measurement import Block, Window
 from autotune.worker import window as edges
 from autotune.worker import window as loop
@@ -230,7 +230,7 @@ def test_hopeless_trial_ends_in_its_warm_up(
     job, bar = Job(loader, device), PruningThreshold(number=1, low_samples_per_s=2_000.0)
     job.measure(monkeypatch)
     assert all(block.is_warm_up for block in job.told)
-    assert behind_threshold(job.told, bar) is not None
+    assert behind_threshold(job.told, bar, POLICY.stopping) is not None
 
 
 @pytest.mark.parametrize(("loader", "device"), [(1500, 5000), (5000, 1500)])
@@ -240,6 +240,7 @@ def test_trial_near_the_threshold_gets_its_window(
     job, bar = Job(loader, device), PruningThreshold(number=1, low_samples_per_s=2_000.0)
     job.measure(monkeypatch)
     assert all(
-        behind_threshold(job.told[:count], bar) is None for count in range(len(job.told) + 1)
+        behind_threshold(job.told[:count], bar, POLICY.stopping) is None
+        for count in range(len(job.told) + 1)
     )
     assert job.told
