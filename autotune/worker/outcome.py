@@ -1,6 +1,6 @@
 """Turn the end of a worker's job into a report: every exception becomes an outcome with a reason.
 
-Comes in: the work. Goes out: its `RankReport`; for a crash, one with the user's own traceback.
+Comes in: the exception. Goes out: a `RankReport`; for a crash, one with the user's own traceback.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -39,22 +38,17 @@ message."""
 _PLACE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
-def outcome_of(work: Callable[[], RankReport]) -> RankReport:
-    """Run the work and return its report; every exception becomes an outcome with a reason."""
+def failure_report(error: BaseException) -> RankReport:
+    """Return the report of a job that an exception ended: its outcome, with a reason."""
     try:
-        return work()
-    except (WorkloadFault, DeviceError) as fault:
-        return RankReport(
-            result=TrialResult(outcome="invalid", reason=printable(str(fault))),
-            is_workload_fault=True,
-        )
-    except Diverged as divergence:
-        return RankReport(result=TrialResult(outcome="diverged", reason=printable(str(divergence))))
-    except BaseException as error:  # noqa: BLE001 - user code may raise anything, SystemExit among it
-        try:
-            return _crash(error)
-        except Exception as later:  # noqa: BLE001 - torch's handler of SIGCHLD raises wherever a worker's end finds it
-            return _crash(later)
+        if isinstance(error, WorkloadFault | DeviceError):
+            result = TrialResult(outcome="invalid", reason=printable(str(error)))
+            return RankReport(result=result, is_workload_fault=True)
+        if isinstance(error, Diverged):
+            return RankReport(result=TrialResult(outcome="diverged", reason=printable(str(error))))
+        return _crash(error)
+    except Exception as later:  # noqa: BLE001 - torch's handler of SIGCHLD raises wherever a worker's end finds it
+        return _crash(later)
 
 
 def _crash(error: BaseException) -> RankReport:

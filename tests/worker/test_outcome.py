@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from typing import NoReturn
 
 import pytest
 import torch
@@ -12,17 +11,16 @@ from autotune.protocol.messages import RankReport
 from autotune.worker import outcome as outcomes
 from autotune.worker.build import WorkloadFault
 from autotune.worker.device import DeviceError
-from autotune.worker.outcome import outcome_of
+from autotune.worker.outcome import failure_report
 from autotune.worker.window import Diverged
 
 KILLED = "DataLoader worker (pid 7) is killed by signal: Killed."
 
 
 def ended_by(error: BaseException) -> RankReport:
-    def work() -> NoReturn:
+    with pytest.raises(type(error)) as raised:
         raise error
-
-    return outcome_of(work)
+    return failure_report(raised.value)
 
 
 class Unheard(BaseException):

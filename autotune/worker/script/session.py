@@ -47,7 +47,7 @@ from autotune.worker.feed import Feed, FeedEnded, LoopMoved
 from autotune.worker.jobs.curves import trace_curves
 from autotune.worker.jobs.probe import is_sharded, warm_page_cache
 from autotune.worker.jobs.stress import largest_batch, stress_figures
-from autotune.worker.outcome import outcome_of
+from autotune.worker.outcome import failure_report
 from autotune.worker.place import Place, Start
 from autotune.worker.preload import changed_variables, installed_modules
 from autotune.worker.script.bench import (
@@ -857,14 +857,14 @@ class Session:
             feed=self.feed,
             trainer=self.trainer,
         )
-        self.end(outcome_of(partial(self._report_of, scene)))
-
-    def _report_of(self, scene: Scene) -> RankReport:
         assert self._do is not None  # noqa: S101 - a session without a job measures nothing
         try:
-            return self._do(scene)
+            report = self._do(scene)
         except FeedEnded:
-            raise WorkloadFault(_ENDED_EARLY) from None
+            report = failure_report(WorkloadFault(_ENDED_EARLY))
+        except BaseException as error:  # noqa: BLE001 - user code may raise anything, SystemExit among it
+            report = failure_report(error)
+        self.end(report)
 
     def end(self, report: RankReport) -> None:
         """Write the report and end the process at once, without cleanup of the script's own."""
@@ -895,14 +895,10 @@ class Session:
         is_elsewhere = self._is_another_thread
         if error is not None and not is_clean_exit(error):
             if not is_elsewhere:
-                self.end(outcome_of(partial(_raise, error)))
+                self.end(failure_report(error))
         elif is_elsewhere:  # the training thread has ended
-            self.end(outcome_of(partial(_raise, WorkloadFault(_ENDED_EARLY))))
+            self.end(failure_report(WorkloadFault(_ENDED_EARLY)))
         elif self.conductor.thread is not None:
             self.conductor.end()
         elif seen.made or seen.steps:
-            self.end(outcome_of(partial(_raise, WorkloadFault(no_loop(seen)))))
-
-
-def _raise(error: BaseException) -> RankReport:
-    raise error
+            self.end(failure_report(WorkloadFault(no_loop(seen))))
