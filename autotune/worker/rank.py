@@ -57,13 +57,11 @@ from autotune.worker.device import Device, DeviceError, open_device
 from autotune.worker.environment import describe
 from autotune.worker.failures import HangDump, block_launches
 from autotune.worker.group import open_group
-from autotune.worker.jobs.bench import WorkloadBench
-from autotune.worker.jobs.curves import trace_curves
+from autotune.worker.jobs.curves import WorkloadBench, trace_curves
 from autotune.worker.jobs.precision import References, compare_to_float32
 from autotune.worker.jobs.probe import probe
 from autotune.worker.jobs.stress import train_on_largest
-from autotune.worker.outcome import failure_report
-from autotune.worker.place import DEADLINE_SHARE, Place, Start, is_written
+from autotune.worker.place import DEADLINE_SHARE, Place, Start, failure_report, is_written
 from autotune.worker.script.start import run_command
 from autotune.worker.step import torch_threads
 from autotune.worker.trial import EndedEarly, gpus_used, run_trial

@@ -12,7 +12,7 @@ from threading import Event, Thread
 import pytest
 
 import autotune
-from autotune.launch.hang_report import BlockedIn, Frame, blocked_in, read_stack, users_part
+from autotune.launch.answers import BlockedIn, Frame, blocked_in, read_stack, users_part
 
 OURS = f"{Path(autotune.__file__).parent}/worker/step.py"
 LIBRARY = f"{sysconfig.get_path('stdlib')}/threading.py"

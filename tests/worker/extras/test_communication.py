@@ -12,7 +12,7 @@ from torch import distributed, nn
 
 from autotune.config.training_config import DdpConfig, TrainingConfig
 from autotune.worker.device import open_device
-from autotune.worker.extras.communication import _bucket_bytes, _exchange_s
+from autotune.worker.extras.extra_steps import _bucket_bytes, _exchange_s
 from autotune.worker.group import Group
 from autotune.worker.step import Step, Trainer, make_trainer
 
