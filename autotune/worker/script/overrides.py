@@ -357,7 +357,7 @@ class Overrides:
             own = arguments.get("worker_init_fn")
             arguments["worker_init_fn"] = limited(own, config.worker_threads)
         if not arguments.get("num_workers"):  # torch refuses workers' settings without workers
-            for name in (*NEUTRAL_WITHOUT_WORKERS, "multiprocessing_context", "timeout"):
+            for name in (*NEUTRAL_WITHOUT_WORKERS, "timeout"):
                 arguments.pop(name, None)
         return True
 
