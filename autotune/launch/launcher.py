@@ -1,7 +1,6 @@
 """The seam behind which trials run: a Launcher starts the ranks of a trial's folder and reports how they ended.
 
-Also runs trials side by side, each in a thread, or one alone in the calling thread; hands over
-results as they end.
+Also runs trials side by side, each in a thread, and returns their results as they end.
 """
 
 from __future__ import annotations
@@ -163,17 +162,10 @@ class SideBySide(Generic[_Ended]):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._pool.shutdown(wait=kind is None, cancel_futures=True)
 
-    def begin(self, run: Callable[[], _Ended], *, is_alone: bool) -> None:
-        """Begin a run; if it is alone it has ended when this returns, and what it raises is raised here.
-
-        Ctrl-C reaches the calling thread only: a run in that thread ends at once, with all that it
-        has started.
-        """
-        future: Future[_Ended] = Future() if is_alone else self._pool.submit(run)
-        if is_alone:
-            future.set_result(run())
+    def begin(self, run: Callable[[], _Ended]) -> None:
+        """Begin a run in a thread of its own."""
         self._count += 1
-        future.add_done_callback(self._ended.put)
+        self._pool.submit(run).add_done_callback(self._ended.put)
 
     def next_ended(self) -> _Ended:
         """Wait for the next run to end; return what it has returned, or raise what it has raised."""

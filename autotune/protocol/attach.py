@@ -103,9 +103,15 @@ def changed_settings(config: TrainingConfig, script: ScriptFacts) -> frozenset[s
     )
 
 
+def before_changes(config: TrainingConfig, script: ScriptFacts) -> TrainingConfig:
+    """Return the configuration with the script's own value of each setting that it must be given."""
+    own = {name: getattr(script.observed, name) for name in changed_settings(config, script)}
+    return config.model_copy(update=own)
+
+
 def framework_environment(config: TrainingConfig, script: ScriptFacts | None) -> dict[str, str]:
     """Return variables by which frameworks take a precision; a script's own arguments may win."""
-    if script is None or "amp_dtype" not in changed_settings(config, script):
+    if script is None or before_changes(config, script).amp_dtype == config.amp_dtype:
         return {}
     variable, names = _PRECISIONS.get(script.framework, ("", {}))
     return {variable: names[config.amp_dtype]} if config.amp_dtype in names else {}

@@ -219,8 +219,10 @@ class Search:
                 if run is None:
                     self._store(under_way.next_ended())
                     continue
-                is_alone = len(under_way) == 0 and self._most_at_once == 1
-                under_way.begin(run, is_alone=is_alone)
+                if len(under_way) == 0 and self._most_at_once == 1:
+                    self._store(run())  # in this thread, which alone gets Ctrl-C: it ends at once
+                    continue
+                under_way.begin(run)
         self.ended_because = self._why_none
 
     def outcome(self) -> SearchOutcome:

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
@@ -57,13 +57,11 @@ from autotune.worker.device import Device, DeviceError, open_device
 from autotune.worker.environment import describe
 from autotune.worker.failures import HangDump, block_launches
 from autotune.worker.group import open_group
-from autotune.worker.jobs.bench import WorkloadBench
-from autotune.worker.jobs.curves import trace_curves
+from autotune.worker.jobs.curves import WorkloadBench, trace_curves
 from autotune.worker.jobs.precision import References, compare_to_float32
 from autotune.worker.jobs.probe import probe
 from autotune.worker.jobs.stress import train_on_largest
-from autotune.worker.outcome import outcome_of
-from autotune.worker.place import DEADLINE_SHARE, Place, Start, is_written
+from autotune.worker.place import DEADLINE_SHARE, Place, Start, failure_report, is_written
 from autotune.worker.script.start import run_command
 from autotune.worker.step import torch_threads
 from autotune.worker.trial import EndedEarly, gpus_used, run_trial
@@ -118,7 +116,10 @@ def run_rank(
     while True:
         dump = HangDump(file=stack, ends_at=started + job.process.deadline_s)
         dump.before_deadline()
-        report = outcome_of(partial(worker.do, job, place, dump, started))
+        try:
+            report = worker.do(job, place, dump, started)
+        except BaseException as error:  # noqa: BLE001 - user code may raise anything, SystemExit among it
+            report = failure_report(error)
         if is_shared:
             report = worker.with_costs(report)
         if report.result.outcome != "pruned" and not is_written(place, report, spare):
@@ -171,55 +172,61 @@ class _Worker:
         Raises:
             BaseException: Whatever the user's code raises, and what is wrong with the job.
         """
-        # Open the device, once.
-        process = job.process
         if isinstance(job, messages.DescribeJob):
-            refuse_bad_fork(process.device)
-            device = open_device(process.device, limit_bytes=process.limit_bytes)
-            return _done(environment=describe(device, job_blocks=process.blocks_launches))
+            refuse_bad_fork(job.process.device)
+            device = open_device(job.process.device, limit_bytes=job.process.limit_bytes)
+            return _done(environment=describe(device, job_blocks=job.process.blocks_launches))
         if job.command is not None:
             return run_command(job, place, dump, started)
-        if self.device is None:
-            self.device = self._opened(job, place, started)
-        device = self.device = replace(self.device, limit_bytes=process.limit_bytes)
 
         # Begin as a new process does.
+        device = self.device = self._opened(job, place, started)
         self.refusals = device.refusals()
         if isinstance(job, messages.TrialJob):
             place.group = open_group(job, place.rank, device)
         device.cap_memory()  # after the group has met: NCCL's buffers lie outside torch
-        seed_all(process.seed)
+        seed_all(job.process.seed)
         place.earlier_trials = self.trials
         place.references = self.references
         start = Start(
             started=started,
             built_from=perf_counter(),
-            ends_at=started + DEADLINE_SHARE * process.deadline_s,
+            ends_at=started + DEADLINE_SHARE * job.process.deadline_s,
             before={} if self.trials else self.before,
         )
         shared = self.parts
         workload = shared.as_workload() if shared else resolved(read_payload(job.payload))
         if job.config.compile:
             os.environ.update(compile_cache_variables())
-        if shared is None:
-            return _answer(job, workload, device, place, dump, start)
 
-        # What the configuration sets in a shared process is set back.
-        is_run = isinstance(
-            job, messages.TrialJob | messages.StressJob
-        )  # other jobs set TF32 themselves
-        tf32 = tf32_products() if is_run and job.config.amp_dtype == "tf32" else nullcontext()
-        with torch_threads(job.config.intra_op_threads), tf32:
+        # Do the job. What its configuration sets in a shared process is set back.
+        with ExitStack() as undo:
+            if shared is not None:
+                undo.enter_context(torch_threads(job.config.intra_op_threads))
+                # jobs of other kinds set TF32 themselves
+                sets_tf32 = isinstance(job, messages.TrialJob | messages.StressJob)
+                if sets_tf32 and job.config.amp_dtype == "tf32":
+                    undo.enter_context(tf32_products())
             try:
-                report = _answer(job, workload, device, place, dump, start)
+                if isinstance(job, messages.TrialJob):
+                    report = run_trial(job, workload, device, place, dump, start)
+                else:
+                    report = _examine(job, workload, device, place, start)
             except EndedEarly:
                 report = RankReport(result=TrialResult(outcome="pruned"))
+        if shared is None:
+            return report
+
         aside_bytes = 0 if device.has_own_memory else shared.kept_bytes
         report = _without_weights(report, aside_bytes, self.trials)
         self.trials += report.result.measurement is not None or report.result.outcome == "pruned"
         return report
 
     def _opened(self, job: messages.WorkloadJob, place: Place, started: float) -> Device:
+        """Return the device, with this job's limit; the first job opens it."""
+        limit_bytes = job.process.limit_bytes
+        if self.device is not None:
+            return replace(self.device, limit_bytes=limit_bytes)
         refuse_bad_fork(job.process.device)
         nearest = place.local_rank if _ranks_of(job) > 1 else 0
         is_dp = isinstance(job, messages.TrialJob) and job.config.strategy == "dp"
@@ -230,7 +237,6 @@ class _Worker:
             is_first = isinstance(job, messages.ProbeJob)
             quiet_s = BEFORE_S if is_first else perf_counter() - started
             self.before = others_before(job.process.device, nearest, count, quiet_s)
-        limit_bytes = job.process.limit_bytes
         device = open_device(job.process.device, nearest, count=count, limit_bytes=limit_bytes)
         if place.is_shared:
             self.parts = _Parts(job.payload, device, self.shared_from_s)
@@ -356,18 +362,16 @@ def _lay_out(model: nn.Module, strides: Mapping[str, tuple[int, ...]]) -> None:
             )
 
 
-def _answer(
-    job: messages.WorkloadJob,
+def _examine(
+    job: messages.ProbeJob | messages.PrecisionJob | messages.CurvesJob | messages.StressJob,
     workload: Workload,
     device: Device,
     place: Place,
-    dump: HangDump,
     start: Start,
 ) -> RankReport:
+    """Do a job that is no trial."""
     scratch = place.folder.path
     match job:
-        case messages.TrialJob():
-            return run_trial(job, workload, device, place, dump, start)
         case messages.ProbeJob():
             return _done(
                 facts=probe(workload, job.config, device, scratch),

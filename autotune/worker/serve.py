@@ -23,14 +23,12 @@ import select
 import shutil
 import signal
 import socket
-import sys
-import traceback
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from threading import Thread
 from time import perf_counter, sleep
-from typing import Any, NoReturn
+from typing import Any
 
 import psutil
 import torch._dynamo  # noqa: F401 - the first optimizer would import it, a second in every fork
@@ -39,14 +37,28 @@ from autotune.launch.processes import exit_code_of, free_shared_memory
 from autotune.protocol.channel import Channel
 from autotune.protocol.disk import TrialFolder, monotonic
 from autotune.worker.preload import preload
-from autotune.worker.rank import bad_fork_devices_of_children, run_rank
+from autotune.worker.rank import bad_fork_devices_of_children
 
 _SWEEP_WITHIN_S = 5.0  # our convention, as the parent's (launch/processes.py)
-_OOM_SCORE_ADJ = "800"  # man 5 proc: of -1000 to 1000; the kernel spares the caller
 
 
-def serve(descriptor: int) -> None:
-    """Answer requests on an inherited socket until its other end closes."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStart:
+    """A rank that this process is to run."""
+
+    folder: TrialFolder
+    local_rank: int
+    started: float
+    """When the process began, by perf_counter."""
+    shared_from_s: float
+
+
+def serve(descriptor: int) -> RankStart:
+    """Answer requests on an inherited socket until its other end closes, which ends the process.
+
+    Returns:
+        The rank to run, in each process that it forks for one; it never returns in the server.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     ctypes.CDLL(None).prctl(
         36, 1
@@ -54,6 +66,7 @@ def serve(descriptor: int) -> None:
     channel = Channel(socket.socket(fileno=descriptor))
     _answer(channel, {"bad_forks": bad_fork_devices_of_children()})
     _share_with_forks()
+    server_pid = os.getpid()
     while True:
         try:
             request = channel.receive(None, descriptors=1) or {}
@@ -61,10 +74,31 @@ def serve(descriptor: int) -> None:
             os._exit(0)
         for pid in request.get("reap", ()):
             os.waitpid(pid, 0)
-        if "folder" in request:
-            _serve_one(channel, request)
         if "preload" in request:
             _preload(channel, request)
+        if "folder" not in request:
+            continue
+
+        # Fork the ranks; each leaves this function, as a process of its own.
+        folder = TrialFolder(Path(request["folder"]))
+        sockets = os.path.realpath(folder.sockets)  # a later trial could put another link there
+        output = channel.descriptors.pop()
+        pids = []
+        for rank in range(request["ranks"]):
+            pid = os.fork()
+            if pid == 0:
+                channel.close()
+                _become_rank(output, server_pid)
+                return RankStart(
+                    folder=folder,
+                    local_rank=rank,
+                    started=perf_counter(),
+                    shared_from_s=request["shared_from_s"],
+                )
+            pids.append(pid)
+        os.close(output)
+        _answer(channel, {"pids": pids})
+        _follow(channel, pids, sockets)
 
 
 def _answer(channel: Channel, content: Mapping[str, object]) -> None:
@@ -97,30 +131,14 @@ def _preload(channel: Channel, request: Mapping[str, Any]) -> None:
     _answer(channel, result.model_dump())
 
 
-def _serve_one(channel: Channel, request: Mapping[str, Any]) -> None:
-    server_pid = os.getpid()
-    folder = TrialFolder(Path(request["folder"]))
-    output = channel.descriptors.pop()
-    pids = []
-    sockets = os.path.realpath(
-        folder.sockets
-    )  # now: later a trial could have put another link there
-    for rank in range(request["ranks"]):
-        pid = os.fork()
-        if pid == 0:
-            channel.close()
-            _become_rank(output, server_pid)
-            live(folder, rank, perf_counter(), request["shared_from_s"])
-        pids.append(pid)
-    os.close(output)
-    _answer(channel, {"pids": pids})
+def _follow(channel: Channel, pids: Sequence[int], sockets: str) -> None:
+    """Send each rank's exit code as it ends; before the last one, end all that the ranks have started."""
     for ended, (rank, code) in enumerate(_exits(pids, channel.fileno()), 1):
         free_shared_memory(pids[rank])
         if ended == len(pids):
             _sweep(pids)
-            shutil.rmtree(
-                sockets, ignore_errors=True
-            )  # here as well: the parent may have been killed
+            # here as well: the parent may have been killed
+            shutil.rmtree(sockets, ignore_errors=True)
         _answer(channel, {"rank": rank, "exit": code})
 
 
@@ -169,33 +187,3 @@ def _become_rank(output: int, server_pid: int) -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((nothing, 0), (output, 1), (output, 2)):
         os.dup2(source, target)
-
-
-def live(folder: TrialFolder, local_rank: int, started: float, shared_from_s: float) -> NoReturn:
-    """Run a rank and end the process at once, without waiting for loader workers: the parent sweeps its group."""
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE_ADJ)
-    code = 1
-    try:
-        code = run_rank(folder, started, local_rank, shared_from_s)
-    except BaseException:  # noqa: BLE001 - the process ends here; the reason is in the log
-        with suppress(OSError, ValueError):  # the user's code may have closed it
-            traceback.print_exc()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError, AttributeError):
-            stream.flush()
-    os._exit(code)
-
-
-def die_with_parent() -> None:
-    """End this process's group once the parent's end of standard input closes; user code reads an empty input."""
-    lifeline = os.dup(0)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-
-    def wait() -> None:
-        os.read(lifeline, 1)
-        os.killpg(0, signal.SIGKILL)
-
-    Thread(target=wait, daemon=True).start()

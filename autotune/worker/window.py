@@ -669,6 +669,8 @@ def train_block(run: Run, batches: int, first: Delivery | None = None) -> Stretc
         FeedEnded: No batch came.
         Diverged: The loss is not finite.
     """
+    if first is not None:  # it was waited for before the block
+        first = first._replace(asked=perf_counter(), wait_s=0.0)
     launched = _launch(run, batches, first)
     if launched.batches == 0:
         raise FeedEnded
@@ -686,6 +688,7 @@ def _launch(run: Run, batches: int, first: Delivery | None = None) -> Launched:
     waits_in_a_row = 0
     apart_s = 0.0
     take_s = run.take_s or 0.0
+    learns_takes = feed.watches_queue and run.learns_takes and feed.ready() is not None
     may_end_at = min(run.ends_at, run.pause_at)
     made = feed.made()
     made_apart = 0
@@ -694,26 +697,26 @@ def _launch(run: Run, batches: int, first: Delivery | None = None) -> Launched:
     came_at = inf
     # a block that ends early still has one batch
     while taken < batches and not (taken and perf_counter() > may_end_at and _must_end(run)):
-        made = feed.made() if run.splits_restarts else None
-        if run.splits_restarts and feed.is_at_end():
-            # work launched so far belongs to the block, not to the restart
-            trainer.device.synchronize()
-
-        # Take a batch and train on it.
-        delivery = _next_delivery(run, first, begun)
-        if delivery is None:
-            break
-        first = None
-        came_at = min(came_at, perf_counter())
-        batch, batch_samples, _, waited_s, is_restart, had_to_wait, outside_s = delivery
-        if had_to_wait:
-            waits_in_a_row += 1
-        else:
-            waits_in_a_row = 0
-        apart_s += outside_s
-        if run.tokens is not None:
-            run.tokens.add(batch, batch_samples)
+        if run.splits_restarts:
+            made = feed.made()
+            _close_before_restart(run)
         try:
+            # Take a batch.
+            delivery = first or feed.take()
+            if learns_takes and not (first or delivery.had_to_wait or delivery.is_restart):
+                run.takes_s.append(delivery.wait_s)
+            if run.mark is not None and delivery.is_restart:
+                # until the mark the device worked on the block
+                delivery = delivery._replace(asked=max(delivery.asked, run.mark.passed_at()))
+            first = None
+            came_at = min(came_at, perf_counter())
+            batch, batch_samples, _, waited_s, is_restart, had_to_wait, outside_s = delivery
+            waits_in_a_row = waits_in_a_row + 1 if had_to_wait else 0
+            apart_s += outside_s
+            if run.tokens is not None:
+                run.tokens.add(batch, batch_samples)
+
+            # Train on it.
             run.loss = trainer.train(batch)
         except FeedEnded:  # the script may or may not have trained on this batch
             run.ends_at = -inf
@@ -754,26 +757,12 @@ def _launch(run: Run, batches: int, first: Delivery | None = None) -> Launched:
     )
 
 
-def _next_delivery(run: Run, first: Delivery | None, begun: float) -> Delivery | None:
-    """Take a batch, or return a first one taken before the clock started; None if the feed has ended."""
+def _close_before_restart(run: Run) -> None:
+    """Have the work launched so far belong to the block, if the next batch may begin a new epoch."""
+    if run.feed.is_at_end():
+        run.trainer.device.synchronize()
     if run.mark is not None:
         run.mark.set()
-    if first is not None:
-        delivery = first._replace(asked=begun, wait_s=0.0)
-    else:
-        may_learn = run.feed.watches_queue and run.learns_takes
-        has_ready = may_learn and (run.feed.ready() or 0) > 0
-        try:
-            delivery = run.feed.take()
-        except FeedEnded:
-            run.ends_at = -inf
-            return None
-        if has_ready and not delivery.is_restart:
-            run.takes_s.append(delivery.wait_s)
-    if run.mark is not None and delivery.is_restart:
-        # until the mark the device worked on the block
-        delivery = delivery._replace(asked=max(delivery.asked, run.mark.passed_at()))
-    return delivery
 
 
 def _checked(run: Run, stretch: Stretch) -> Stretch:

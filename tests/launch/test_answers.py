@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import faulthandler
 import signal
+import sys
+import sysconfig
+import traceback
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import pytest
 
-from autotune.launch.answers import read_answer
+import autotune
+from autotune.launch.answers import (
+    BlockedIn,
+    Frame,
+    blocked_in,
+    read_answer,
+    read_stack,
+    users_part,
+)
 from autotune.launch.launcher import Exit, Launch
 from autotune.protocol.disk import TrialFolder, write_model
 from autotune.protocol.messages import REPORT_UNWRITTEN, RankReport
@@ -115,3 +128,129 @@ def test_curves_that_are_cut_are_those_of_a_process_that_ended_as_it_did(
     answer = answer_of(tmp_path, **end)
     assert (answer.result.outcome, answer.curves) == (outcome, curves)
     assert named in answer.result.reason
+
+
+# What faulthandler wrote of a rank is read back: the main thread, what it was at, and the user's part.
+
+OURS = f"{Path(autotune.__file__).parent}/worker/step.py"
+LIBRARY = f"{sysconfig.get_path('stdlib')}/threading.py"
+TORCH = "/venv/lib/python3.11/site-packages/torch"
+DUMP = f"""Timeout (0:00:04)!
+Thread 0x00007f0000000002 (most recent call first):
+  File "{LIBRARY}", line 331 in wait
+
+Thread 0x00007f0000000001 [python] (most recent call first):
+  File "/home/me/my net.py", line 12 in forward
+  File "{TORCH}/nn/modules/module.py", line 1751 in _call_impl
+  File "{OURS}", line 90 in train
+  File "<frozen runpy>", line 88 in _run_code
+"""
+
+
+def frame(file: str, name: str = "f", line: int = 1) -> Frame:
+    return Frame(file=file, line=line, name=name)
+
+
+def test_the_main_thread_is_the_last_and_its_innermost_frame_comes_last() -> None:
+    stack = read_stack(DUMP)
+    assert [one.name for one in stack] == ["_run_code", "train", "_call_impl", "forward"]
+    assert stack[-1] == frame("/home/me/my net.py", "forward", 12)
+    place = traceback.FrameSummary("/home/me/my net.py", 12, "forward", line="")
+    assert str(stack[-1]) == traceback.StackSummary.from_list([place]).format()[0].rstrip("\n"), (
+        "as Python writes it"
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Timeout (0:00:04)!\n",
+        "Thread 0x01 (most recent call first):\n  <no Python frame>\n",
+        "garbage",
+    ],
+)
+def test_where_nothing_was_written_there_is_no_stack(text: str) -> None:
+    assert read_stack(text) == ()
+
+
+def test_what_faulthandler_writes_is_understood(tmp_path: Path) -> None:
+    done, waits = Event(), Event()
+
+    def wait() -> None:
+        waits.set()
+        done.wait()
+
+    thread = Thread(target=wait)
+    thread.start()
+    waits.wait()
+    with (tmp_path / "stack").open("w") as file:
+        faulthandler.dump_traceback(file)
+    done.set()
+    thread.join()
+    here = sys._getframe()
+    stack = read_stack((tmp_path / "stack").read_text())
+    assert (stack[-1].file, stack[-1].name) == (here.f_code.co_filename, here.f_code.co_name)
+
+
+@pytest.mark.parametrize(
+    ("innermost", "expected"),
+    [
+        (frame("/home/me/net.py"), "user_code"),
+        (frame(f"{TORCH}/nn/functional.py", "linear"), "user_code"),
+        (frame(LIBRARY, "wait"), "user_code"),
+        (frame(OURS), "autotune"),
+        (frame(f"{TORCH}/autograd/graph.py", "_engine_run_backward"), "collective"),
+        (frame(f"{TORCH}/distributed/distributed_c10d.py", "all_reduce"), "user_collective"),
+        (frame(f"{TORCH}/nn/parallel/distributed.py", "_pre_forward"), "collective"),
+        (frame(f"{TORCH}/cuda/__init__.py", "synchronize"), "collective"),
+        (frame(f"{TORCH}/accelerator/__init__.py", "synchronize"), "collective"),
+        (
+            frame(f"{TORCH}/cuda/streams.py", "synchronize"),
+            "collective",
+        ),  # an event of a window's edge
+        (frame(f"{TORCH}/cuda/__init__.py", "_lazy_init"), "user_code"),
+    ],
+    ids=str,
+)
+def test_a_rank_is_judged_by_its_innermost_frame(innermost: Frame, expected: BlockedIn) -> None:
+    assert blocked_in((frame("/home/me/train.py"), innermost)) == expected
+
+
+@pytest.mark.parametrize(
+    ("caller", "expected"),
+    [
+        (frame("/home/me/net.py", "forward"), "user_collective"),
+        (frame("/venv/lib/python3.11/site-packages/lib/metrics.py"), "user_collective"),
+        (frame(OURS, "most"), "collective"),
+        (frame(f"{TORCH}/nn/modules/batchnorm.py", "forward"), "collective"),
+        (frame(f"{TORCH}/nn/parallel/distributed.py", "_sync_buffers"), "collective"),
+    ],
+    ids=str,
+)
+def test_a_wait_that_the_users_code_asked_for_is_told_from_those_that_all_ranks_come_to(
+    caller: Frame, expected: BlockedIn
+) -> None:
+    place = f"{TORCH}/distributed/distributed_c10d.py"
+    stack = (
+        frame("/home/me/train.py"),
+        caller,
+        frame(f"{TORCH}/distributed/c10d_logger.py"),
+        frame(place),
+    )
+    assert blocked_in(stack) == expected
+
+
+def test_of_a_rank_without_frames_nothing_is_known() -> None:
+    assert blocked_in(()) == "unknown"
+
+
+def test_the_users_frames_are_those_of_no_library_and_not_ours() -> None:
+    assert users_part(read_stack(DUMP)) == (frame("/home/me/my net.py", "forward", 12),)
+
+
+def test_without_frames_of_the_users_those_of_libraries_remain_and_else_our_own() -> None:
+    torch, ours = frame(f"{TORCH}/utils/data/dataloader.py"), frame(OURS)
+    assert users_part((ours, torch)) == (torch,)
+    assert users_part((ours,)) == (ours,)
+    assert users_part(()) == ()

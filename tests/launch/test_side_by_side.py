@@ -10,24 +10,6 @@ from autotune.launch.launcher import SideBySide
 AT_LAST_S = 60.0  # no test takes this long: one whose rule is broken ends so
 
 
-def test_one_alone_runs_in_the_calling_thread_and_has_ended_at_once() -> None:
-    with SideBySide[str](1) as under_way:
-        under_way.begin(lambda: threading.current_thread().name, is_alone=True)
-        assert len(under_way) == 1
-        assert under_way.next_ended() == threading.current_thread().name
-        assert len(under_way) == 0
-
-
-def test_what_one_alone_raises_is_raised_as_it_begins() -> None:
-    def run() -> None:
-        raise KeyboardInterrupt
-
-    with SideBySide[None](1) as under_way:
-        with pytest.raises(KeyboardInterrupt):
-            under_way.begin(run, is_alone=True)
-        assert len(under_way) == 0
-
-
 def test_runs_are_handed_over_in_the_order_in_which_they_end() -> None:
     ended = [threading.Event() for _ in range(3)]
 
@@ -38,7 +20,7 @@ def test_runs_are_handed_over_in_the_order_in_which_they_end() -> None:
 
     with SideBySide[int](3) as under_way:
         for number in range(3):
-            under_way.begin(lambda number=number: run(number), is_alone=False)  # type: ignore[misc] # its own number
+            under_way.begin(lambda number=number: run(number))  # type: ignore[misc] # its own number
         assert len(under_way) == 3
         order = []
         for _ in range(3):
@@ -61,8 +43,8 @@ def test_what_a_thread_raises_is_raised_where_its_end_is_taken_and_nobody_waits_
 
     def take_first() -> None:
         with SideBySide[None](2) as under_way:
-            under_way.begin(hold, is_alone=False)
-            under_way.begin(fail, is_alone=False)
+            under_way.begin(hold)
+            under_way.begin(fail)
             under_way.next_ended()
 
     with pytest.raises(LauncherError, match="no host"):

@@ -2,7 +2,7 @@
 
 Over the fork server alone: none of this depends on how the process was started. One process for each kind of outcome
 here: what every exit code, signal and exception means is tested on recorded ones, in test_answers.py and
-worker/failure/test_outcome.py.
+worker/test_place.py.
 """
 
 from __future__ import annotations

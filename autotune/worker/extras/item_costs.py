@@ -24,11 +24,12 @@ from torch.utils.data import DataLoader, RandomSampler, Subset
 
 from autotune.apply.cores import usable_cores
 from autotune.config.tf_data import TfLoader
-from autotune.config.training_config import NEUTRAL_WITHOUT_WORKERS, TrainingConfig
+from autotune.config.training_config import TrainingConfig
 from autotune.messages.trials import extra_failed
 from autotune.note import Note
 from autotune.records.breakdown import LoaderCosts
 from autotune.records.ceilings import Ceiling
+from autotune.settings_table import SETTINGS
 from autotune.worker.batch import batch_bytes, pinned, tensors_of, unwrapped
 from autotune.worker.build import is_stream
 from autotune.worker.device import bytes_from_disk
@@ -52,7 +53,7 @@ def measure_pipeline(
         ends_at: Time of perf_counter after which no batch is begun.
     """
     plain = config.model_copy(
-        update={**NEUTRAL_WITHOUT_WORKERS, "num_workers": 0, "pin_memory": False}
+        update={setting.name: setting.neutral for setting in SETTINGS if setting.is_of_loader}
     )
     alone = TfLoader(loader.dataset, plain, threads=1)
     batches = chain.from_iterable(iter(partial(iter, alone), None))

@@ -11,19 +11,22 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from math import ceil, inf
 from operator import itemgetter
+from pathlib import Path
 from time import perf_counter
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import psutil
 import torch
+from torch import Tensor, nn
 
 from autotune.apply.precision import tf32_products
+from autotune.config.plan import Workload
 from autotune.config.training_config import LOADER_SETTINGS, TrainingConfig
 from autotune.messages.trials import (
     batch_too_large,
@@ -44,14 +47,108 @@ from autotune.protocol.messages import CurvesJob
 from autotune.records.ceilings import Ceiling
 from autotune.records.result import CurvePoint, Curves, Roofline, changed_settings, is_single
 from autotune.worker.batch import Held, copied, pinned, resized, tensors_of
+from autotune.worker.build import (
+    build_dataset,
+    build_model,
+    build_optimizer,
+    kept_weights,
+    put_back,
+)
 from autotune.worker.conditions import HostLoadProbe
 from autotune.worker.device import Device, usable_ram_bytes
 from autotune.worker.extras.roofline import trace_roofline
 from autotune.worker.failures import cause_of, is_kernel_failure, shortage_of
 from autotune.worker.feed import Delivery, Feed
-from autotune.worker.jobs.bench import Bench
+from autotune.worker.loader import LOADER_INPUTS, build_loader
 from autotune.worker.side_alone import collect, copy_alone, device_alone, loader_alone, resident
-from autotune.worker.step import torch_threads
+from autotune.worker.step import Step, StepTrainer, Trainer, infer_step, make_trainer, torch_threads
+
+# The parts that are measured alone: feeds and trainers in any configuration, of a workload or a script
+# (`worker.script.bench`).
+
+
+class Bench(Protocol):
+    """Source of the parts to measure: a workload's, or a script's."""
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the weights that are kept aside."""
+        ...
+
+    def feed(self, config: TrainingConfig) -> Feed:
+        """Return a feed of a configuration's loader, not started."""
+        ...
+
+    def prepare(self, batch: Any) -> None:
+        """Prepare a model for the device's points, given a batch of the job's own configuration."""
+        ...
+
+    def trainer(self, config: TrainingConfig) -> StepTrainer:
+        """Return a trainer of that model, in a configuration's layout and precision."""
+        ...
+
+    def after_point(self, *, is_failed: bool) -> None:
+        """Free the gradients; if the point failed, put the initial weights back."""
+        ...
+
+
+@dataclass(slots=True)
+class WorkloadBench:
+    """Build loaders and a model from a workload; implements Bench."""
+
+    workload: Workload
+    job: CurvesJob
+    device: Device
+    scratch: Path
+    dataset: Any = field(init=False)
+    _model: nn.Module | None = None
+    _step: Step | None = None
+    _initial: Mapping[str, Tensor] = field(default_factory=dict)
+    """Weights and buffers before the first point, on the CPU."""
+    _is_channels_last: bool = False
+
+    def __post_init__(self) -> None:
+        self.dataset = build_dataset(self.workload)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the weights that are kept aside."""
+        return sum(tensor.nbytes for tensor in self._initial.values())
+
+    def feed(self, config: TrainingConfig) -> Feed:
+        """Return a feed of a configuration's loader, not started."""
+        return Feed(build_loader(self.workload, self.dataset, config, self.scratch))
+
+    def prepare(self, batch: Any) -> None:
+        """Build the model, and keep its weights."""
+        self._model = build_model(self.workload, self.job.config, self.device)
+        self._step = infer_step(self.workload, batch)
+        self._is_channels_last = self.job.config.channels_last
+        self._initial = kept_weights(self._model)
+
+    def trainer(self, config: TrainingConfig) -> Trainer:
+        """Return a trainer in a configuration's layout and precision, with its own optimizer."""
+        model = self._model
+        step = self._step
+        assert model is not None and step is not None, "prepare() comes first"  # noqa: S101, PT018 - our own bug
+        if config.channels_last != self._is_channels_last:
+            layout = torch.channels_last if config.channels_last else torch.contiguous_format
+            model.to(memory_format=layout)  # type: ignore[call-overload] # torch's stubs lack the keyword alone
+            self._is_channels_last = config.channels_last
+        optimizer = build_optimizer(self.workload, model, config.lr, fused=config.fused)
+        return make_trainer(model, optimizer, step, config, self.device)
+
+    def after_point(self, *, is_failed: bool) -> None:
+        """Free the gradients; if the point failed, put the initial weights back.
+
+        Weights may have diverged, and products of zeros would take less power.
+        """
+        if self._model is None:
+            return
+        self._model.zero_grad(set_to_none=True)
+        if is_failed:
+            put_back(self._model, self._initial)
+
 
 # Configurations that are refused, since they might fill the host's memory: the system would end the
 # whole job
@@ -149,7 +246,6 @@ _WORTH = 1.03
 _LONG_S = 4.0
 """Seconds of two steps from which a larger batch is left out: half of a trial's window. Source: our
 convention."""
-_LOADER_CHANGES = {*LOADER_SETTINGS, "micro_batch_size", "max_tokens"}
 _Side = Literal["loader", "device", "copy"]
 
 
@@ -344,7 +440,7 @@ def _trace_loader(scene: _Scene) -> None:
     for config in scene.job.variations:
         if not scene.changes(config, LOADER_SETTINGS):
             continue
-        changes = scene.changes(config, _LOADER_CHANGES)
+        changes = scene.changes(config, LOADER_INPUTS)
         if scene.job.ends_early and adds_workers_in_vain(scene.points["loader"], changes):
             continue
         scene.add("loader", changes, partial(_loader_figures, scene, config))

@@ -188,8 +188,9 @@ def probe(
     data = build_dataset(workload)
     dataset = dataset_of(data)
     own_settings = _observed(workload, data)
-    size = own_settings.get("micro_batch_size", config.micro_batch_size)
-    lr = own_settings.get("lr", config.lr)
+    observed = config.model_copy(update=own_settings)
+    size = observed.micro_batch_size
+    lr = observed.lr
     is_tf_data = isinstance(dataset, TfData)
     length = dataset.length(size) if isinstance(dataset, TfData) else length_of(dataset)
     small = TrainingConfig(

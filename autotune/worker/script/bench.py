@@ -34,7 +34,7 @@ from autotune.worker.batch import copied, unwrapped
 from autotune.worker.build import is_stream, kept_weights, put_back, seed_all
 from autotune.worker.device import Device
 from autotune.worker.feed import Feed
-from autotune.worker.jobs.precision import gradient_cosine
+from autotune.worker.jobs.precision import gradient_cosine, reference_of
 from autotune.worker.script.feeds import ScriptFeed, ScriptTrainer, StepFeed
 from autotune.worker.script.overrides import SWITCHES, set_layout
 from autotune.worker.script.sightings import Sightings
@@ -94,7 +94,7 @@ def rank() -> int:
 
 @dataclass(slots=True)
 class ScriptBench:
-    """Give feeds and trainers of a script in any configuration; implements jobs.bench.Bench.
+    """Give feeds and trainers of a script in any configuration; implements jobs.curves.Bench.
 
     Loaders are copies of the script's own, with changed arguments. The device's points run the
     script's own step, whose precision and layout are switched from outside.
@@ -265,7 +265,7 @@ def compare_to_float32(
     # Train on them in float32 twice, then in the job's precision.
     begin = _Start(scene)
     seed = job.process.seed
-    switch(job.config.model_copy(update={"amp_dtype": "float32"}), scene)
+    switch(reference_of(job.config), scene)
     with exact_matmuls():
         reference = _train(begin, batches, GUARD_STEPS, seed, _share(ends_at, 1 / 3))
         repeat = _train(begin, batches, MIN_STEPS, seed + OTHER_SEED, _share(ends_at, 1 / 3))

@@ -16,7 +16,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from autotune.protocol.attach import ATTACH_VARIABLE
-from autotune.worker.script.imports import after_import
+from autotune.worker.script.patching import after_import
 
 if TYPE_CHECKING:
     from autotune.protocol import messages

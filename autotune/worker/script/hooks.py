@@ -36,8 +36,8 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from autotune.config.plan import INSTALLED, LoaderSite
 from autotune.protocol.attach import workers_unwatched
-from autotune.worker.script.imports import after_import
 from autotune.worker.script.overrides import switched
+from autotune.worker.script.patching import after_import
 
 if TYPE_CHECKING:
     from autotune.worker.script.session import Session

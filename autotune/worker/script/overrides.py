@@ -39,7 +39,7 @@ from autotune.config.training_config import (
     DdpConfig,
     TrainingConfig,
 )
-from autotune.protocol.attach import ACCELERATE_NAMES, changed_settings
+from autotune.protocol.attach import ACCELERATE_NAMES, before_changes, changed_settings
 from autotune.worker.device import DeviceError
 from autotune.worker.nvml import visible_gpu
 
@@ -272,6 +272,11 @@ class Overrides:
             apply.prepare.arranged.
         is_switched: Precision and layout will be switched while the script runs, so that all
             outermost modules must follow.
+
+    Attributes:
+        before: The configuration with the script's own values where they differ: what is equal in
+            both is left alone.
+        changed: Names of the settings that differ.
     """
 
     def __init__(
@@ -286,6 +291,7 @@ class Overrides:
         self.facts = facts
         self._is_trial = is_trial
         self._is_switched = is_switched
+        self.before = config if facts is None else before_changes(config, facts)
         self.changed = frozenset[str]() if facts is None else changed_settings(config, facts)
 
     def in_process(self) -> None:
@@ -295,14 +301,20 @@ class Overrides:
             DeviceError: A trial's process can't be bound to cores, so it must not be measured.
         """
         config = self.config
-        if "numa_binding" in self.changed and config.numa_binding is not None:
+        before = self.before
+        if config.numa_binding is not None and config.numa_binding != before.numa_binding:
             self._bind(config.numa_binding)
-        if "intra_op_threads" in self.changed and config.intra_op_threads is not None:
+        if config.intra_op_threads is not None and self.sets_threads:
             torch.set_num_threads(config.intra_op_threads)
-        if "amp_dtype" in self.changed and config.amp_dtype == "tf32":
+        if config.amp_dtype == "tf32" and before.amp_dtype != "tf32":
             tf32_products().__enter__()  # for the whole life of this process
         # The first forward pass comes before the first step, and its choice of algorithms stays.
         self.before_step()
+
+    @property
+    def sets_threads(self) -> bool:
+        """True if the script gets another number of intra-op threads than its own."""
+        return self.config.intra_op_threads != self.before.intra_op_threads
 
     def _bind(self, binding: str) -> None:
         assert self.facts is not None  # noqa: S101 - else nothing is changed
@@ -331,20 +343,21 @@ class Overrides:
         # The batch size, unless the script makes the batches itself.
         has_sampler = arguments.get("batch_sampler") is not None
         has_own_batches = has_sampler or arguments.get("batch_size", 1) is None
-        if "micro_batch_size" in self.changed and not has_own_batches:
-            arguments["batch_size"] = self.config.loader_batch_size
+        config = self.config
+        if config.micro_batch_size != self.before.micro_batch_size and not has_own_batches:
+            arguments["batch_size"] = config.loader_batch_size
 
         # The loader's other settings.
         if not self.changed & set(LOADER_SETTINGS):
             return True
-        settings = self.config.loader_settings
+        settings = config.loader_settings
         reached = self.facts.reached
         arguments |= {name: value for name, value in settings.items() if name in reached}
-        if "worker_threads" in self.changed:
+        if config.worker_threads != self.before.worker_threads:
             own = arguments.get("worker_init_fn")
-            arguments["worker_init_fn"] = limited(own, self.config.worker_threads)
+            arguments["worker_init_fn"] = limited(own, config.worker_threads)
         if not arguments.get("num_workers"):  # torch refuses workers' settings without workers
-            for name in (*NEUTRAL_WITHOUT_WORKERS, "multiprocessing_context", "timeout"):
+            for name in (*NEUTRAL_WITHOUT_WORKERS, "timeout"):
                 arguments.pop(name, None)
         return True
 
@@ -377,35 +390,44 @@ class Overrides:
     @property
     def follows_modules(self) -> bool:
         """True if the script's modules need another precision or layout."""
-        return self._is_switched or not self.changed.isdisjoint({"amp_dtype", "channels_last"})
+        return self._is_switched or self._changes_precision or self._changes_layout
+
+    @property
+    def _changes_precision(self) -> bool:
+        return self.config.amp_dtype != self.before.amp_dtype
+
+    @property
+    def _changes_layout(self) -> bool:
+        return self.config.channels_last != self.before.channels_last
 
     def module(self, module: nn.Module) -> None:
         """Let an outermost module follow the configuration's precision and layout."""
         dtype = self.config.amp_dtype
-        if "channels_last" in self.changed:
+        if self._changes_layout:
             SWITCHES.channels_last = self.config.channels_last
-        if "amp_dtype" in self.changed and dtype in ACCELERATE_NAMES and not _is_mixed(dtype):
+        if self._changes_precision and dtype in ACCELERATE_NAMES and not _is_mixed(dtype):
             SWITCHES.device_type = next((own.device.type for own in module.parameters()), "cpu")
             SWITCHES.dtype = getattr(torch, dtype)
-        if self._is_switched or SWITCHES.dtype is not None or "channels_last" in self.changed:
+        if self._is_switched or SWITCHES.dtype is not None or self._changes_layout:
             attach_to(module)
 
     def before_step(self) -> None:
         """Set again what a script may have changed on its way to its first step."""
-        if "cudnn_benchmark" in self.changed:
+        if self.config.cudnn_benchmark != self.before.cudnn_benchmark:
             torch.backends.cudnn.benchmark = self.config.cudnn_benchmark
 
     def ddp(self, arguments: dict[str, Any]) -> None:
         """Change the arguments of a DistributedDataParallel that is about to be made."""
-        if "ddp" in self.changed and self.config.ddp is not None:
-            arguments |= ddp_arguments(self.config.ddp)
-            if self.config.ddp.bucket_cap_mb is None:
+        wanted = self.config.ddp
+        if wanted is not None and wanted != self.before.ddp:
+            arguments |= ddp_arguments(wanted)
+            if wanted.bucket_cap_mb is None:
                 arguments.setdefault("bucket_cap_mb", None)
 
     def ddp_made(self, model: DistributedDataParallel) -> None:
         """Register the configuration's communication hook, which compresses gradients."""
         hook = (self.config.ddp or DdpConfig()).comm_hook
-        if "ddp" in self.changed and hook is not None:
+        if self.config.ddp != self.before.ddp and hook is not None:
             model.register_comm_hook(*comm_hook(hook, is_trial=self._is_trial))
 
 

@@ -27,7 +27,7 @@ from torch.utils.data import BatchSampler, DataLoader
 from autotune.apply.loader import argument_of
 from autotune.config.command import filled, placeholders_in, python_start
 from autotune.config.plan import LoaderSite, Workload
-from autotune.config.training_config import LOADER_SETTINGS, NEUTRAL_WITHOUT_WORKERS
+from autotune.config.training_config import NEUTRAL_WITHOUT_WORKERS
 from autotune.messages.space import other_training, outside_training, seen_on_rank_0, training_moved
 from autotune.note import Note
 from autotune.protocol import messages
@@ -47,8 +47,8 @@ from autotune.worker.feed import Feed, FeedEnded, LoopMoved
 from autotune.worker.jobs.curves import trace_curves
 from autotune.worker.jobs.probe import is_sharded, warm_page_cache
 from autotune.worker.jobs.stress import largest_batch, stress_figures
-from autotune.worker.outcome import outcome_of
-from autotune.worker.place import Place, Start
+from autotune.worker.loader import LOADER_INPUTS
+from autotune.worker.place import Place, Start, failure_report
 from autotune.worker.preload import changed_variables, installed_modules
 from autotune.worker.script.bench import (
     Doer,
@@ -90,7 +90,6 @@ from autotune.worker.window import Run
 _CHECKED_AT_STEP = 11
 """Optimizer step before which settings are checked: scripts set their own in the first steps.
 Source: our convention."""
-_OF_LOADERS = {*LOADER_SETTINGS, "micro_batch_size"}
 
 
 class Applied:
@@ -130,7 +129,7 @@ class Applied:
             self._has_reported = True
             # This process trains; a job that it starts later (a linear probe, say) does not.
             unwatch_children()
-            if self._overrides.changed & _OF_LOADERS:
+            if self._overrides.changed & LOADER_INPUTS:
                 self._report_loader()
         if self.has_checked:
             for line in dict.fromkeys(self._not_in_force()):
@@ -174,7 +173,8 @@ class Applied:
             return
         changed = self._overrides.changed
         config = self._overrides.config
-        if "micro_batch_size" in changed and made.takes_batch_size:
+        before = self._overrides.before
+        if config.micro_batch_size != before.micro_batch_size and made.takes_batch_size:
             yield "batch_size", config.loader_batch_size, loader.batch_size
         for name, value in config.loader_settings.items():
             has_effect = config.num_workers or name not in NEUTRAL_WITHOUT_WORKERS
@@ -190,7 +190,7 @@ class Applied:
                     yield f"not in force: {name}={value}; the DataLoader that is made in {place}, has {own}"
         wanted = self._overrides.config.intra_op_threads
         own = torch.get_num_threads()
-        if "intra_op_threads" in self._overrides.changed and own != wanted:
+        if self._overrides.sets_threads and own != wanted:
             yield f"not in force: intra_op_threads={wanted}; it has {own}"
 
 
@@ -857,14 +857,14 @@ class Session:
             feed=self.feed,
             trainer=self.trainer,
         )
-        self.end(outcome_of(partial(self._report_of, scene)))
-
-    def _report_of(self, scene: Scene) -> RankReport:
         assert self._do is not None  # noqa: S101 - a session without a job measures nothing
         try:
-            return self._do(scene)
+            report = self._do(scene)
         except FeedEnded:
-            raise WorkloadFault(_ENDED_EARLY) from None
+            report = failure_report(WorkloadFault(_ENDED_EARLY))
+        except BaseException as error:  # noqa: BLE001 - user code may raise anything, SystemExit among it
+            report = failure_report(error)
+        self.end(report)
 
     def end(self, report: RankReport) -> None:
         """Write the report and end the process at once, without cleanup of the script's own."""
@@ -895,14 +895,10 @@ class Session:
         is_elsewhere = self._is_another_thread
         if error is not None and not is_clean_exit(error):
             if not is_elsewhere:
-                self.end(outcome_of(partial(_raise, error)))
+                self.end(failure_report(error))
         elif is_elsewhere:  # the training thread has ended
-            self.end(outcome_of(partial(_raise, WorkloadFault(_ENDED_EARLY))))
+            self.end(failure_report(WorkloadFault(_ENDED_EARLY)))
         elif self.conductor.thread is not None:
             self.conductor.end()
         elif seen.made or seen.steps:
-            self.end(outcome_of(partial(_raise, WorkloadFault(no_loop(seen)))))
-
-
-def _raise(error: BaseException) -> RankReport:
-    raise error
+            self.end(failure_report(WorkloadFault(no_loop(seen))))

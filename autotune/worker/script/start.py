@@ -85,7 +85,7 @@ def run_command(
     else:
         protect_files(overlay, own=own_folders)
         session = open_session(job, place, dump, started)
-        if "intra_op_threads" not in session.overrides.changed:
+        if not session.overrides.sets_threads:
             follow_variables()
         _run_here(start, place, session)
     if place.report.exists():

@@ -92,6 +92,6 @@ def _watch(_module: object) -> None:
 
 if "UNWATCHED_FILE" in os.environ:
     # Imports neither torch nor anything that watches
-    from autotune.worker.script.imports import after_import
+    from autotune.worker.script.patching import after_import
 
     after_import("torch", _watch)

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
-from threading import Event, active_count
+from threading import Barrier, Event, active_count
 from time import perf_counter
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
-from torch import nn
+from torch import distributed, nn
 from torch.utils.data import TensorDataset
 
 from autotune.config.plan import Workload
-from autotune.config.training_config import TrainingConfig
+from autotune.config.training_config import DdpConfig, TrainingConfig
 from autotune.messages.trials import (
     curves_cut,
     extra_failed,
@@ -35,12 +36,12 @@ from autotune.worker.build import build_model
 from autotune.worker.device import Device, open_device
 from autotune.worker.extras import extra_steps as after
 from autotune.worker.extras import item_costs
-from autotune.worker.extras.extra_steps import measure_after_window
+from autotune.worker.extras.extra_steps import _bucket_bytes, _exchange_s, measure_after_window
 from autotune.worker.feed import Feed
 from autotune.worker.group import Group
 from autotune.worker.loader import build_loader
 from autotune.worker.place import Place, Start
-from autotune.worker.step import open_trainer
+from autotune.worker.step import Step, Trainer, make_trainer, open_trainer
 from autotune.worker.trial import ended_when_stuck, longest_after_s, measure
 from autotune.worker.window import Run
 from tests.factories import make_loader_costs, make_measurement, make_window
@@ -293,3 +294,69 @@ def test_what_ends_in_time_ends_nothing_else(
     while active_count() > before:
         pass
     assert not exit_now.called
+
+
+# The buckets in which gradients travel, as DDP joins them; measuring them is seen in
+# tests/launch/test_groups.py.
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    ("ddp", "expected_mib"),
+    [
+        (None, [4, 28, 8]),  # torch's own: a small first one
+        (DdpConfig(bucket_cap_mb=8), [8] * 5),  # a size that was given holds for the first too
+        (DdpConfig(comm_hook="fp16"), [2, 14, 4]),  # halved on their way
+        (DdpConfig(first_bucket_mb=20, bucket_cap_mb=8), [20, 8, 8, 4]),  # a first one of its own
+    ],
+)
+def test_gradients_fill_buckets_from_the_last_layer_on(
+    ddp: DdpConfig | None, expected_mib: list[int]
+) -> None:
+    model = nn.Sequential(*[nn.Linear(1024, 1024, bias=False) for _ in range(10)])
+    assert _bucket_bytes(trainer_of(model, ddp)) == [size * MIB for size in expected_mib]
+
+
+def trainer_of(model: nn.Module, ddp: DdpConfig | None = None) -> Trainer:
+    config = TrainingConfig(strategy="ddp", world_size=2, ddp=ddp)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return make_trainer(
+        model, optimizer, Step(lambda *_: torch.zeros(()), "none"), config, open_device("cpu")
+    )
+
+
+@dataclass(frozen=True)
+class Meeting(Group):
+    """One of two ranks that are threads."""
+
+    told: dict[int, float] = field(default_factory=dict)
+    """What each has answered; one dictionary for both, for one question."""
+    both: Barrier = field(default_factory=lambda: Barrier(2))
+
+    def most(self, value: float) -> float:
+        """Wait for the other's answer; the larger one."""
+        self.told[self.rank] = value
+        self.both.wait(timeout=60)
+        return max(self.told.values())
+
+
+def test_a_rank_without_memory_for_the_gradients_leaves_no_other_one_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun = list[torch.Tensor]()
+    monkeypatch.setattr(distributed, "all_reduce", lambda tensor, **_: begun.append(tensor))
+    trainer, sizes = trainer_of(nn.Linear(1, 1)), {0: [4], 1: [4, 2**60]}
+    first = Meeting(0, 2)
+    groups = [first, Meeting(1, 2, told=first.told, both=first.both)]
+
+    def exchange(rank: int) -> str:
+        with pytest.raises(RuntimeError) as raised:
+            _exchange_s(sizes[rank], trainer, groups[rank], 0.1)
+        return str(raised.value.__cause__)
+
+    with ThreadPoolExecutor(2) as ranks:
+        ample, short = ranks.map(exchange, range(2))
+    assert not begun
+    assert "allocate memory" in short
+    assert ample == "None"

@@ -36,8 +36,8 @@ from autotune.worker.conditions import HostLoadProbe
 from autotune.worker.device import Device, open_device
 from autotune.worker.extras import roofline
 from autotune.worker.jobs import curves as curves_job
-from autotune.worker.jobs.bench import WorkloadBench
 from autotune.worker.jobs.curves import (
+    WorkloadBench,
     combined_config,
     loader_share,
     refusal_of_batch,

@@ -15,7 +15,6 @@ from contextlib import suppress
 from types import MethodType
 from typing import Any, Self
 
-from autotune.worker.script.files.real import open_file, real_os
 from autotune.worker.script.files.view import (
     AnyPath,
     ErrorsName,
@@ -28,6 +27,7 @@ from autotune.worker.script.files.view import (
     parent_of,
     text_of,
 )
+from autotune.worker.script.patching import open_file, real_os
 
 # Functions that only read; in an unchanged tree they cost one comparison more
 

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from autotune.protocol.disk import Made
-from autotune.worker.script.files.real import opened, real_os
+from autotune.worker.script.patching import opened, real_os
 
 # Paths as scripts give them, and errors about them
 

@@ -1,4 +1,4 @@
-"""Act on a module once it has been imported, whoever imports it and whenever.
+"""Replace functions in all modules, those imported by now and those imported later; keep the originals.
 
 Imports neither torch nor anything heavy: every Python process of a command starts with this.
 """
@@ -7,10 +7,74 @@ from __future__ import annotations
 
 import importlib.abc
 import importlib.machinery
+import io
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+__all__ = ["after_import", "open_file", "opened", "real_os", "replace_everywhere"]
+
+# The original os and io functions, before patching, and their replacement in all modules.
+
+if TYPE_CHECKING:
+    import os as real_os
+else:
+    import os
+
+    real_os = ModuleType("os")
+    vars(real_os).update(vars(os))
+
+open_file = io.open
+_SPARED = (
+    "_frozen_importlib",
+    "_io",
+    "importlib",
+    "posix",
+    "zipimport",
+    "autotune.worker.script.files",
+    "autotune.worker.script.patching",
+)
+"""Modules that keep the originals: the import system, which caches bytecode, and our own."""
+
+
+@contextmanager
+def opened(path: str, flags: int, mode: int = 0o600) -> Iterator[int]:
+    """Open a file by its physical path, and close it afterwards.
+
+    Raises:
+        OSError: It can't be opened.
+    """
+    descriptor = real_os.open(path, flags, mode)
+    try:
+        yield descriptor
+    finally:
+        real_os.close(descriptor)
+
+
+def replace_everywhere(pairs: Sequence[tuple[Callable[..., Any], Callable[..., Any]]]) -> None:
+    """Replace functions in every imported module, also where `from os import rename` bound them.
+
+    Args:
+        pairs: The original functions, each with its replacement.
+    """
+    wanted = {id(old): new for old, new in pairs}
+    for name, module in list(sys.modules.items()):
+        if name.startswith(_SPARED):
+            continue
+        try:
+            held = object.__getattribute__(module, "__dict__")  # does not load a lazy module
+        except AttributeError:
+            continue
+        if not isinstance(held, dict):
+            continue
+        for key, value in list(held.items()):
+            if id(value) in wanted:
+                held[key] = wanted[id(value)]
+
+
+# Act on a module once it has been imported, whoever imports it and whenever.
 
 
 def after_import(name: str, act: Callable[[ModuleType], None]) -> None:

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import signal
-from typing import NoReturn
 
 import pytest
 import torch
 
 from autotune.protocol.messages import RankReport
-from autotune.worker import outcome as outcomes
+from autotune.worker import place
 from autotune.worker.build import WorkloadFault
 from autotune.worker.device import DeviceError
-from autotune.worker.outcome import outcome_of
+from autotune.worker.place import failure_report
 from autotune.worker.window import Diverged
 
 KILLED = "DataLoader worker (pid 7) is killed by signal: Killed."
 
 
 def ended_by(error: BaseException) -> RankReport:
-    def work() -> NoReturn:
+    with pytest.raises(type(error)) as raised:
         raise error
-
-    return outcome_of(work)
+    return failure_report(raised.value)
 
 
 class Unheard(BaseException):
@@ -96,8 +94,8 @@ def test_exceptions_that_name_each_other_come_to_an_end() -> None:
 def test_a_crash_is_told_by_the_users_place_and_without_our_frames() -> None:
     failure = ended_by(ValueError("broken")).result.failure
     assert failure is not None
-    assert failure.signature.startswith("ValueError at test_outcome.py:")
-    assert "autotune/worker/outcome.py" not in failure.traceback
+    assert failure.signature.startswith("ValueError at test_place.py:")
+    assert "autotune/worker/place.py" not in failure.traceback
     assert failure.traceback.endswith("ValueError: broken")
 
 
@@ -137,7 +135,7 @@ def test_a_message_of_megabytes_does_not_make_the_record_large() -> None:
     assert failure is not None
     assert failure.traceback.startswith("Traceback")
     assert failure.traceback.endswith("x")
-    assert failure.signature.startswith("ValueError at test_outcome.py:")
+    assert failure.signature.startswith("ValueError at test_place.py:")
 
 
 def test_the_end_of_a_loader_worker_while_a_failure_is_told_is_told_with_it(
@@ -152,7 +150,7 @@ def test_the_end_of_a_loader_worker_while_a_failure_is_told_is_told_with_it(
         signal.raise_signal(signal.SIGUSR1)
         return False
 
-    monkeypatch.setattr(outcomes, "is_kernel_failure", ends_meanwhile)
+    monkeypatch.setattr(place, "is_kernel_failure", ends_meanwhile)
     before = signal.signal(signal.SIGUSR1, raise_killed)
     try:
         result = ended_by(ConnectionResetError("reset by peer")).result

@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from autotune.worker.script.imports import after_import
+from autotune.worker.script.patching import after_import
 
 
 @pytest.fixture
