@@ -141,18 +141,18 @@ class Applied:
         if not facts.loaders:
             return
         wanted = facts.loaders[-1]
-        known = _place(wanted) + (f" ({wanted.code})" if wanted.code else "")
+        known = _numbered_place(wanted) + (f" ({wanted.code})" if wanted.code else "")
         trained = [made for made in self._sightings.made if made.is_trained_on]
         searched = self._searched()
         if searched:
             settings = [f"{name}={own}" for name, _, own in self._settings(searched[-1])]
             if settings:
-                place = _place(searched[-1].site)
+                place = _numbered_place(searched[-1].site)
                 _write(f"the DataLoader that is made in {place}, has {', '.join(settings)}")
         elif trained:
             _write(
                 f"stopped before the first step: the settings belong to a DataLoader like that of "
-                f"{known}, but this training uses another one, made in {_place(trained[-1].site)}; "
+                f"{known}, but this training uses another one, made in {_numbered_place(trained[-1].site)}; "
                 f"search again with this script, or start it without autotune"
             )
             raise SystemExit(2)
@@ -186,7 +186,7 @@ class Applied:
         for made in self._searched():
             for name, value, own in self._settings(made):
                 if own != value:
-                    place = _place(made.site)
+                    place = _numbered_place(made.site)
                     yield f"not in force: {name}={value}; the DataLoader that is made in {place}, has {own}"
         wanted = self._overrides.config.intra_op_threads
         own = torch.get_num_threads()
@@ -195,8 +195,13 @@ class Applied:
 
 
 def _place(site: LoaderSite) -> str:
+    return f"{Path(site.file).name}, line {site.line}"
+
+
+def _numbered_place(site: LoaderSite) -> str:
+    """Return the place, with the number of the loader if the line has made others before."""
     which = f", as number {site.nth + 1}" if site.nth else ""
-    return f"{Path(site.file).name}, line {site.line}{which}"
+    return f"{_place(site)}{which}"
 
 
 def _write(line: str) -> None:
