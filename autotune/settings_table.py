@@ -76,7 +76,7 @@ class Effect:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class MemoryEffect:
     """A setting's term in the law of peak memory."""
 
     sd: float
@@ -121,8 +121,6 @@ class Setting:
     found for a shape, by whichever way it came to them, so a second value would be measured with
     the first one's. Source: torch, ATen/native/cudnn/Conv_v8.cpp, where the key of benchmark_cache
     does not hold the switch."""
-    is_guarded: bool = False
-    """True if the precision guard compares its values with float32."""
     spares_host: bool = False
     """True if turning it on leaves the host less work for each sample."""
     explains: Literal["often", "rarely"] | None = None
@@ -132,7 +130,7 @@ class Setting:
     """Value that an expert tries first; None: the baseline's."""
     effects: tuple[Effect, ...] = ()
     """Effects on the costs of the throughput model."""
-    memory: Memory | None = None
+    memory: MemoryEffect | None = None
     words: Callable[[TrainingConfig], str] | None = None
     """Describe its value in a few words; None: it has none of its own."""
     worded_by: str | None = None
@@ -281,7 +279,7 @@ SETTINGS = (
         effects=(
             Effect({"samples": 0.05}, lambda config: log2(config.grad_accum_steps), length=2.0),
         ),
-        memory=Memory(0.1, lambda config: config.grad_accum_steps > 1),
+        memory=MemoryEffect(0.1, lambda config: config.grad_accum_steps > 1),
         worded_by="micro_batch_size",
         elsewhere="your loop makes {value} backward passes for one optimizer step",
         names={
@@ -335,7 +333,6 @@ SETTINGS = (
             )
         },
         is_in_curves=True,
-        is_guarded=True,
         explains="often",
         effects=(
             Effect({"samples": 0.4, "per_micro_batch": 0.24}, _half),
@@ -354,7 +351,6 @@ SETTINGS = (
         "compile",
         neutral=False,
         tried=lambda ranges: (False, ranges.baseline.compile),
-        is_guarded=True,
         explains="often",
         effects=(
             Effect(
@@ -363,7 +359,7 @@ SETTINGS = (
             ),
             Effect({"per_micro_batch": 0.5}),
         ),
-        memory=Memory(0.1, lambda config: config.compile, is_either=True),
+        memory=MemoryEffect(0.1, lambda config: config.compile, is_either=True),
         words=lambda config: "compiled" if config.compile else "not compiled",
         elsewhere="in your script: model = torch.compile(model)",
         names={
@@ -388,9 +384,8 @@ SETTINGS = (
             )
         },
         is_kept=True,
-        is_guarded=True,
         explains="often",
-        memory=Memory(0.3, lambda config: config.records_graphs),
+        memory=MemoryEffect(0.3, lambda config: config.records_graphs),
         words=lambda config: config.compile_mode,
         elsewhere="in your script: torch.compile(model, mode={value!r})",
         names={
@@ -420,7 +415,7 @@ SETTINGS = (
         explains="rarely",
         guess=True,
         effects=(Effect({"samples": 0.1}),),
-        memory=Memory(0.1, lambda config: config.cudnn_benchmark),
+        memory=MemoryEffect(0.1, lambda config: config.cudnn_benchmark),
         words=lambda config: f"cudnn.benchmark {'on' if config.cudnn_benchmark else 'off'}",
         names={"lightning": Name("benchmark", is_rare=True)},
         unnamed={"timm": _on_gpu, "composer": _always},
@@ -473,7 +468,7 @@ SETTINGS = (
         explains="often",
         guess=True,
         effects=(Effect({"samples": 0.2, "copies": 0.1, "launching": 0.1}),),
-        memory=Memory(0.1, lambda config: config.channels_last, is_either=True),
+        memory=MemoryEffect(0.1, lambda config: config.channels_last, is_either=True),
         words=lambda config: "channels last" if config.channels_last else "channels first",
         elsewhere="in your script: model = model.to(memory_format=torch.channels_last)",
         names={
@@ -570,7 +565,7 @@ SETTINGS = (
         explains="often",  # such as a dataset that can't be pickled
         effects=(Effect({"items": 0.1}),),
         # Workers that are not forked share no pages with the trial.
-        memory=Memory(
+        memory=MemoryEffect(
             0.1, lambda config: config.multiprocessing_context in {"forkserver", "spawn"}
         ),
         words=lambda config: f"workers by {config.multiprocessing_context or 'default'}",

@@ -39,9 +39,7 @@ from autotune.worker.build import WorkloadFault, is_stream, length_of
 from autotune.worker.group import ALONE, Group
 
 LOADER_INPUTS = frozenset(
-    setting.name
-    for setting in SETTINGS
-    if setting.is_of_loader or (setting.is_in_curves and "loader" in setting.sides)
+    setting.name for setting in SETTINGS if setting.is_of_loader or setting.is_of_batch
 )
 """Settings that decide how a loader is made: its own, and those of its batches."""
 
