@@ -59,7 +59,8 @@ class Name:
     among: tuple[object, ...] = ()
     """Values that the framework supports; (): all."""
     is_own: bool = False
-    """True if the framework's module in export/ writes it, since its value follows from others too."""
+    """True if the framework's module in export/ computes what it writes, or decides whether to write
+    it. A value read from a file counts as it is, unless the module takes it out before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,11 +169,6 @@ class Setting:
     def is_of_loader(self) -> bool:
         """True if the loader depends on it and the step does not."""
         return "loader" in self.sides and "device" not in self.sides
-
-    @property
-    def is_of_batch(self) -> bool:
-        """True if it sets the size of a micro batch."""
-        return "loader" in self.sides and self.is_in_curves
 
     @property
     def is_of_kernels(self) -> bool:
@@ -342,7 +338,6 @@ SETTINGS = (
         words=lambda config: config.amp_dtype,
         is_always_named=True,
         caution=_CHECK_THE_LOSS,
-        unnamed={"lightning": lambda found: found.config.is_tf32},
         process_line=lambda dtype: (
             'torch.set_float32_matmul_precision("high")' if dtype == "tf32" else ""
         ),
@@ -794,7 +789,7 @@ SETTINGS = (
 )
 BY_NAME = {setting.name: setting for setting in SETTINGS}
 """The settings by name."""
-BATCH_SETTINGS = frozenset(setting.name for setting in SETTINGS if setting.is_of_batch)
+BATCH_SETTINGS = frozenset({"micro_batch_size", "max_tokens"})
 """Settings of the size of a micro batch: in samples, and in tokens."""
 
 
