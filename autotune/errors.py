@@ -1,4 +1,4 @@
-"""The exceptions of autotune, and the exit code of the command line for each.
+"""The exceptions of autotune, the exit code of each, and words for the rules that pydantic checks.
 
     AutotuneError                     1  the search failed
     ├── InputError                    2  something that the caller gave is wrong

@@ -3,7 +3,8 @@
 A search reads its numbers from `ResolvedSpace.policy`, which comes from `Plan.policy`. To vary one,
 in a test or in a benchmark: `replace(POLICY, proof=replace(POLICY.proof, most_pairs=2))`. Settings
 of the user (budget, objective) are no fields here, nor are thresholds within one finding of the
-diagnosis, or numbers that only a trial's process reads.
+diagnosis, or numbers that only a trial's process reads. The diagnosis, reports, and what merges the
+measurements of a trial's ranks, read the defaults.
 
 The line below a field gives its meaning and the source of its value. Without a source, the value is
 our own convention: plausible, but not measured.
@@ -158,9 +159,6 @@ class CurveRules:
     few_workers: int = 4
     """Number of workers for measuring settings whose effect shows when several workers hold each
     other up, if there are enough cores."""
-    least_scaling: float = 1.05
-    """Ratio of a loader's throughput to that with fewer workers, below which no more workers are
-    measured."""
     fastest_precision: float = 8.0
     """Ratio by which half precision on tensor cores may compute faster than float32."""
 

@@ -59,7 +59,8 @@ class Name:
     among: tuple[object, ...] = ()
     """Values that the framework supports; (): all."""
     is_own: bool = False
-    """True if the framework's module in export/ writes it, since its value follows from others too."""
+    """True if the framework's module in export/ computes what it writes, or decides whether to write
+    it. A value read from a file counts as it is, unless the module takes it out before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class Effect:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class MemoryEffect:
     """A setting's term in the law of peak memory."""
 
     sd: float
@@ -121,8 +122,6 @@ class Setting:
     found for a shape, by whichever way it came to them, so a second value would be measured with
     the first one's. Source: torch, ATen/native/cudnn/Conv_v8.cpp, where the key of benchmark_cache
     does not hold the switch."""
-    is_guarded: bool = False
-    """True if the precision guard compares its values with float32."""
     spares_host: bool = False
     """True if turning it on leaves the host less work for each sample."""
     explains: Literal["often", "rarely"] | None = None
@@ -132,7 +131,7 @@ class Setting:
     """Value that an expert tries first; None: the baseline's."""
     effects: tuple[Effect, ...] = ()
     """Effects on the costs of the throughput model."""
-    memory: Memory | None = None
+    memory: MemoryEffect | None = None
     words: Callable[[TrainingConfig], str] | None = None
     """Describe its value in a few words; None: it has none of its own."""
     worded_by: str | None = None
@@ -170,11 +169,6 @@ class Setting:
     def is_of_loader(self) -> bool:
         """True if the loader depends on it and the step does not."""
         return "loader" in self.sides and "device" not in self.sides
-
-    @property
-    def is_of_batch(self) -> bool:
-        """True if it sets the size of a micro batch."""
-        return "loader" in self.sides and self.is_in_curves
 
     @property
     def is_of_kernels(self) -> bool:
@@ -281,7 +275,7 @@ SETTINGS = (
         effects=(
             Effect({"samples": 0.05}, lambda config: log2(config.grad_accum_steps), length=2.0),
         ),
-        memory=Memory(0.1, lambda config: config.grad_accum_steps > 1),
+        memory=MemoryEffect(0.1, lambda config: config.grad_accum_steps > 1),
         worded_by="micro_batch_size",
         elsewhere="your loop makes {value} backward passes for one optimizer step",
         names={
@@ -335,7 +329,6 @@ SETTINGS = (
             )
         },
         is_in_curves=True,
-        is_guarded=True,
         explains="often",
         effects=(
             Effect({"samples": 0.4, "per_micro_batch": 0.24}, _half),
@@ -345,7 +338,6 @@ SETTINGS = (
         words=lambda config: config.amp_dtype,
         is_always_named=True,
         caution=_CHECK_THE_LOSS,
-        unnamed={"lightning": lambda found: found.config.is_tf32},
         process_line=lambda dtype: (
             'torch.set_float32_matmul_precision("high")' if dtype == "tf32" else ""
         ),
@@ -354,7 +346,6 @@ SETTINGS = (
         "compile",
         neutral=False,
         tried=lambda ranges: (False, ranges.baseline.compile),
-        is_guarded=True,
         explains="often",
         effects=(
             Effect(
@@ -363,7 +354,7 @@ SETTINGS = (
             ),
             Effect({"per_micro_batch": 0.5}),
         ),
-        memory=Memory(0.1, lambda config: config.compile, is_either=True),
+        memory=MemoryEffect(0.1, lambda config: config.compile, is_either=True),
         words=lambda config: "compiled" if config.compile else "not compiled",
         elsewhere="in your script: model = torch.compile(model)",
         names={
@@ -388,9 +379,8 @@ SETTINGS = (
             )
         },
         is_kept=True,
-        is_guarded=True,
         explains="often",
-        memory=Memory(0.3, lambda config: config.records_graphs),
+        memory=MemoryEffect(0.3, lambda config: config.records_graphs),
         words=lambda config: config.compile_mode,
         elsewhere="in your script: torch.compile(model, mode={value!r})",
         names={
@@ -420,7 +410,7 @@ SETTINGS = (
         explains="rarely",
         guess=True,
         effects=(Effect({"samples": 0.1}),),
-        memory=Memory(0.1, lambda config: config.cudnn_benchmark),
+        memory=MemoryEffect(0.1, lambda config: config.cudnn_benchmark),
         words=lambda config: f"cudnn.benchmark {'on' if config.cudnn_benchmark else 'off'}",
         names={"lightning": Name("benchmark", is_rare=True)},
         unnamed={"timm": _on_gpu, "composer": _always},
@@ -473,7 +463,7 @@ SETTINGS = (
         explains="often",
         guess=True,
         effects=(Effect({"samples": 0.2, "copies": 0.1, "launching": 0.1}),),
-        memory=Memory(0.1, lambda config: config.channels_last, is_either=True),
+        memory=MemoryEffect(0.1, lambda config: config.channels_last, is_either=True),
         words=lambda config: "channels last" if config.channels_last else "channels first",
         elsewhere="in your script: model = model.to(memory_format=torch.channels_last)",
         names={
@@ -570,7 +560,7 @@ SETTINGS = (
         explains="often",  # such as a dataset that can't be pickled
         effects=(Effect({"items": 0.1}),),
         # Workers that are not forked share no pages with the trial.
-        memory=Memory(
+        memory=MemoryEffect(
             0.1, lambda config: config.multiprocessing_context in {"forkserver", "spawn"}
         ),
         words=lambda config: f"workers by {config.multiprocessing_context or 'default'}",
@@ -799,7 +789,7 @@ SETTINGS = (
 )
 BY_NAME = {setting.name: setting for setting in SETTINGS}
 """The settings by name."""
-BATCH_SETTINGS = frozenset(setting.name for setting in SETTINGS if setting.is_of_batch)
+BATCH_SETTINGS = frozenset({"micro_batch_size", "max_tokens"})
 """Settings of the size of a micro batch: in samples, and in tokens."""
 
 

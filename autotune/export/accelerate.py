@@ -32,7 +32,6 @@ from autotune.export.table import (
     process_lines,
     reading,
 )
-from autotune.settings_table import SETTINGS
 
 ACCELERATE = Table(
     target="accelerate",
@@ -42,6 +41,7 @@ ACCELERATE = Table(
         "bfloat16": {"mixed_precision": "bf16"},
         "float16": {"mixed_precision": "fp16"},
     },
+    process_settings=("amp_dtype", "cudnn_benchmark"),
     ddp_reason="Accelerator(kwargs_handlers=[DistributedDataParallelKwargs({name}={value!r})]) in your script",
     unread={
         "fsdp_config": "FSDP does not run in trials",
@@ -169,8 +169,7 @@ def _lines(found: Wanted) -> Iterator[str]:
     yield indent(loader_call(found), "    ")
     if found.config.channels_last:
         yield "model = model.to(memory_format=torch.channels_last)"
-    own = [setting for setting in SETTINGS if "accelerate" not in setting.reasons]
-    yield from process_lines(found, own)
+    yield from process_lines(found, ACCELERATE)
     yield f"your optimizer takes {optimizer_note(found)}"
 
 

@@ -35,6 +35,7 @@ COMPOSER = Table(
     },
     cpu_precisions=frozenset({"float32", "tf32"}),
     has_loader_call=True,
+    process_settings=("intra_op_threads", "cudnn_benchmark"),
     ddp_reason="it makes DistributedDataParallel itself",
 )
 

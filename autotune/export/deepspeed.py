@@ -27,8 +27,6 @@ from autotune.export.table import (
 )
 
 _TOTAL = "train_batch_size"
-_BUCKET = "zero_optimization.reduce_bucket_size"
-_HOOK = "communication_data_type"
 DEEPSPEED = Table(
     target="deepspeed",
     title="DeepSpeed's file",
@@ -47,6 +45,8 @@ DEEPSPEED = Table(
         "activation_checkpointing": "make the model so in workload.model",
     },
 )
+_BUCKET = DEEPSPEED.names["ddp.bucket_cap_mb"].name
+_HOOK = DEEPSPEED.names["ddp.comm_hook"].name
 _COMMUNICATED = {"fp16", "bf16"}
 _MIB = 2**20
 _OWN_OPTIMIZERS = {"Adam", "AdamW", "Adagrad", "Lamb", "Lion"}
@@ -77,14 +77,15 @@ def to_deepspeed(found: Wanted) -> Export:
     config = found.config
     ddp = config.ddp_settings
     flat: dict[str, Any] = {
+        # It carries the processes; under dp one process trains all devices.
         _TOTAL: config.global_batch_size // config.devices_per_process,
         **carried(found, DEEPSPEED),
     }
     if found.optimizer in OPTIMIZERS:
         flat["optimizer.type"] = found.optimizer
-        flat["optimizer.params.lr"] = config.lr
+        flat[DEEPSPEED.names["lr"].name] = config.lr
     if config.fused and found.optimizer in _TORCH_FUSED:
-        flat["optimizer.params.fused"] = True
+        flat[DEEPSPEED.names["fused"].name] = True
     if ddp.bucket_cap_mb is not None:
         elements = round(ddp.bucket_cap_mb * _MIB / _element_bytes(flat))
         flat[_BUCKET] = max(1, elements)

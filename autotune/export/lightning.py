@@ -34,7 +34,9 @@ LIGHTNING = Table(
     },
     cpu_precisions=frozenset({"float32", "tf32", "bfloat16"}),
     has_loader_call=True,
+    process_settings=("intra_op_threads", "amp_dtype"),
     has_ddp=True,
+    lacks=frozenset({"ddp.first_bucket_mb"}),
 )
 _HOOKS = "torch.distributed.algorithms.ddp_comm_hooks"
 _HOOK_NAMES = {"fp16": "fp16_compress_hook", "bf16": "bf16_compress_hook"}

@@ -127,21 +127,21 @@ def script_head(
     yield "import torch"
     yield from imports
     yield ""
-    # Threads first
-    own = [setting for setting in reversed(SETTINGS) if table.target in setting.unnamed]
-    yield from process_lines(found, own)
+    yield from process_lines(found, table)
     yield f"# {loader_note(found)}:"
     is_whole = batches > 1 and not found.has_budget
     note = "  # batch_size: that of a whole optimizer step" if is_whole else ""
     yield f"loader_arguments = {loader_call(found, batches=batches)}{note}"
 
 
-def process_lines(found: Wanted, settings: Iterable[Setting]) -> Iterator[str]:
-    """Yield the lines of Python that set these settings for the process, where they change them."""
-    for setting in settings:
-        value = found.values.get(setting.name)
-        if setting.process_line is not None and setting.name in found.changed:
-            yield from filter(None, [setting.process_line(value)])
+def process_lines(found: Wanted, table: Table) -> Iterator[str]:
+    """Yield the lines of Python that set a target's `process_settings`, where they differ from torch's."""
+    for name in table.process_settings:
+        process_line = BY_NAME[name].process_line
+        if process_line is not None and name in found.changed:
+            line = process_line(found.values[name])
+            if line:
+                yield line
 
 
 def as_comment(lines: Iterable[str]) -> str:
@@ -198,8 +198,12 @@ class Table:
     """Names in its file that don't change the training."""
     has_loader_call: bool = False
     """True if its text has `loader_call` for what the user's script passes on."""
+    process_settings: tuple[str, ...] = ()
+    """Settings that lines of Python in its text set for the process, in this order."""
     has_ddp: bool = False
-    """True if it takes the arguments of DistributedDataParallel, but those with a reason."""
+    """True if it takes the arguments of DistributedDataParallel, but for `lacks`."""
+    lacks: frozenset[str] = frozenset()
+    """Settings of DistributedDataParallel that it can't take."""
     optimizer: str | None = None
     """Name of the optimizer in its file, if that may be FUSED_ADAMW; None: it has no such name."""
 
@@ -245,9 +249,9 @@ def export(
         text: The text for the target.
         settings: The same as a mapping.
         defaults: Names of the target's defaults that differ from trials, with the reasons.
-        but: Settings that the target has besides those of its table.
+        but: Other settings that the target takes with this configuration.
     """
-    written = {**settings, **flattened(settings)}
+    written = {**settings, **flattened(settings)}  # flat names too, but not only: {} has none
     taken = {*but, *(setting for setting, name in table.names.items() if name.name in written)}
     taken |= {one.name for one in SETTINGS if _is_unnamed(found, table, one)}
     if found.has_budget and not table.needs_batch_size:
@@ -287,7 +291,7 @@ def _is_fused_adamw(found: Wanted, table: Table) -> bool:
 def _is_unnamed(found: Wanted, table: Table, setting: Setting) -> bool:
     """Return True if the target takes a setting without a name in its settings."""
     if setting.is_of_ddp and table.has_ddp:
-        return table.target not in setting.reasons
+        return setting.name not in table.lacks
     if setting.name in _IN_LOADER_CALL and table.has_loader_call:
         return True
     return table.target in setting.unnamed and setting.unnamed[table.target](found)

@@ -303,7 +303,7 @@ def _taken_off(before: TrainingConfig, config: TrainingConfig) -> str:
     """Return the comment on switches to remove from the user's code; "" without any."""
     names = [
         one.left_on
-        for one in reversed(SETTINGS)
+        for one in SETTINGS
         if one.left_on and one.value(before) and not one.value(config)
     ]
     return _TAKEN_OFF.format(names=", ".join(names)) if names else ""

@@ -519,7 +519,7 @@ def patch_script(source: Path, line: int, config: TrainingConfig, wanted: Collec
         source: The script.
         line: Line of the frame that makes the loader, from 1; any line of the call will do.
         config: The settings.
-        wanted: Names of those to set, of LOADER_SETTINGS and micro_batch_size. The others are
+        wanted: Names of those to set, of LOADER_SETTINGS and BATCH_SETTINGS. The others are
             changed only if torch would refuse them without workers.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Classify how a trial ended: reports of its ranks made into one, exit codes, memory kills, disturbances."""
+"""Classify how a trial ended: its ranks' reports and last stacks, exit codes, memory kills, disturbances."""
 
 from __future__ import annotations
 

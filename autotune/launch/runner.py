@@ -274,7 +274,7 @@ class TrialRunner:
         if isinstance(job, messages.TrialJob):
             is_one = job.command is not None
             ranks = 1 if is_one else job.config.process_count
-            if job.config.strategy == "ddp" and not is_one:
+            if job.config.is_ddp and not is_one:
                 job = job.model_copy(update={"rendezvous": f"file://{folder.rendezvous}"})
             if job.streams_blocks and should_end is not None:
                 race = Race(ranks, should_end)

@@ -628,7 +628,10 @@ class Evidence:
         return precisions @ np.array([run.log_rate for run in runs]) / total, 1 / total
 
     def _log_likelihood(self, runs: Sequence[Run], sds: Floats) -> Floats:
-        """Return each variation's log likelihood by one configuration's runs, without its mean; 0 for one run."""
+        """Return the log likelihood of each variation by one configuration's runs; 0 for one run.
+
+        The configuration's mean is integrated out.
+        """
         precisions = self._precisions(runs, sds)
         means, variances = self._posterior_mean(runs, sds)
         left = np.array([run.log_rate for run in runs]) - means[:, None]

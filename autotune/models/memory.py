@@ -626,9 +626,7 @@ def growth_notes(
     )
 
 
-def kinds_not_excluded(
-    runs: Sequence[Measurement], limits: MemoryLimits, memory: Memory = POLICY.memory
-) -> tuple[Kind, ...]:
+def kinds_not_excluded(runs: Sequence[Measurement], limits: MemoryLimits) -> tuple[Kind, ...]:
     """Return the kinds of memory without proven growth that may still fill up within a day.
 
     A kind that no window has measured, for lack of blocks, is among them.
@@ -636,7 +634,6 @@ def kinds_not_excluded(
     Args:
         runs: Runs of one configuration.
         limits: Memory limits.
-        memory: Times of training in which memory may fill up.
     """
     kinds: tuple[Kind, ...] = ("host",) if limits.limit_is_ram else ("host", "device")
     found = list[Kind]()
@@ -644,9 +641,9 @@ def kinds_not_excluded(
         known = _growth_in(runs, kind)
         if not known:
             found.append(kind)
-        elif not _grows(known, limits, memory):
+        elif not _grows(known, limits, POLICY.memory):
             run, growth = known[len(known) // 2]
-            if _fills(run, growth, limits, growth.high, memory.no_leak_for_s):
+            if _fills(run, growth, limits, growth.high, POLICY.memory.no_leak_for_s):
                 found.append(kind)
     return tuple(found)
 

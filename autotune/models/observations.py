@@ -38,6 +38,9 @@ AMONG_WORKERS = [name for name in NEUTRAL_WITHOUT_WORKERS if BY_NAME[name].is_ke
 _WORKERS_ALONE = {"num_workers", *NEUTRAL_WITHOUT_WORKERS} - {*AMONG_WORKERS}
 """Settings that a point may change if it differs from the baseline in its number of workers; with
 workers, torch sets its own prefetch factor."""
+_LEAST_SCALING = 1.05
+"""Ratio of a loader's throughput to that with fewer workers, below which a trial measures no more
+workers: our own convention."""
 _SEVERAL = 2
 """Number of workers from which several share the items."""
 
@@ -152,14 +155,12 @@ def by_promise(counts: Iterable[int], cores: int) -> list[int]:
 def adds_workers_in_vain(
     points: Sequence[CurvePoint],
     changes: Mapping[str, object],
-    least_scaling: float = POLICY.curves.least_scaling,
 ) -> bool:
     """Return True if a loader's point would only add workers to a loader that has stopped to scale.
 
     Args:
         points: Points of the loader so far, including the baseline's.
         changes: Settings that the point would change in the baseline.
-        least_scaling: Ratio of throughputs from which a loader still scales.
     """
     count = changes.get("num_workers")
     if not isinstance(count, int) or not set(changes) <= _WORKERS_ALONE:
@@ -176,7 +177,7 @@ def adds_workers_in_vain(
     if len(rates) < 2:  # two numbers of workers show how a loader grows
         return False
     fewer, more = sorted(rates)[-2:]
-    return rates[more] < least_scaling * rates[fewer]
+    return rates[more] < _LEAST_SCALING * rates[fewer]
 
 
 def device_variations(space: ResolvedSpace, book: CeilingBook) -> Iterator[TrainingConfig]:

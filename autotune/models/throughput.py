@@ -539,7 +539,7 @@ class RateModel:
         cpu_s = defaultdict[int | None, list[float]](list)
         busy_cores = defaultdict[int | None, list[float]](list)
         for seen in self._seen:
-            if seen.kind == "loader" and seen.config.num_workers > 0 and seen.cpu_s_per_sample:
+            if seen.kind == "loader" and seen.config.has_workers and seen.cpu_s_per_sample:
                 cpu_s[seen.config.worker_threads].append(seen.cpu_s_per_sample)
             elif seen.kind == "device" and seen.cpu_s_per_sample is not None:
                 cores_of = busy_cores[seen.config.intra_op_threads]
@@ -687,14 +687,14 @@ def redundant_among(
 
     # Settings of the limiting side that were tried
     places = {config: place for place, config in enumerate(configs)}
-    known = [places[config] for config in tried if config in places and config.num_workers > 0]
+    known = [places[config] for config in tried if config in places and config.has_workers]
     devices = {trained(place) for place in known if has_ample_loader[place]}
     loaders = {_loader_with_threads(configs[place]) for place in known if has_ample_device[place]}
 
     # Configurations that have the same settings there
     redundant = _pins_in_vain(configs, forecast, tried, trials)
     for place, config in enumerate(configs):
-        if config.num_workers > 0:
+        if config.has_workers:
             trains_alike = has_ample_loader[place] and trained(place) in devices
             loads_alike = has_ample_device[place] and _loader_with_threads(config) in loaders
             redundant[place] |= trains_alike or loads_alike

@@ -702,7 +702,8 @@ class Window(FrozenModel):
     """Assumed seconds of a restart if none fell into the window, from the first start of the
     loader."""
     queue_capacity: int
-    """Most batches that all workers together prepare in advance, at most those of an epoch."""
+    """Most batches that workers prepare in advance: min(prefetch_factor * num_workers, batches of an
+    epoch)."""
     workers: int = 0
     """Loader processes that make batches; 0 without any, or if unknown."""
     asked: int | None = None

@@ -114,6 +114,10 @@ def needs_guard(config: TrainingConfig, baseline: TrainingConfig) -> bool:
     return is_cheaper and guard_key(config) != guard_key(baseline)
 
 
+GUARDED = ("amp_dtype", "compile", "compile_mode")
+"""Settings that the guard's verdict depends on, as in `guard_key`."""
+
+
 def guard_key(config: TrainingConfig) -> tuple[str, str]:
     """Return what the guard's verdict depends on: the precision, and the compile mode ("" if not compiled).
 

@@ -82,8 +82,7 @@ def format_setting(name: str, config: TrainingConfig) -> str:
         return format_value(getattr(config.ddp_settings, part))
     if whole == "ddp":
         return format_ddp(config) or "torch's own"
-    torch_value = BY_NAME[name].torch_value
-    if torch_value is not None and not torch_value(config):  # none, as without workers
+    if name == "prefetch_factor" and not config.has_workers:
         return NO_VALUE
     return format_value(getattr(config, name))
 

@@ -214,11 +214,10 @@ class Ranges(dict[str, Domain]):
 
     @property
     def cudnn_searches(self) -> list[bool]:
-        """Switch cuDNN's search off, and on if it can pay, as it times each shape and may choose differently.
+        """Values of cudnn_benchmark to try: on if it can pay, as it times each shape and may choose differently.
 
-        Only the baseline's value if no module convolves, since the model may do so without one.
-        Source: pytorch.org, "Performance Tuning Guide", "Enable cuDNN auto-tuner",
-        and "Reproducibility".
+        None if no module convolves, since the model may do so without one. Source: pytorch.org,
+        "Performance Tuning Guide", "Enable cuDNN auto-tuner", and "Reproducibility".
         """
         facts = self.facts
         if not self.environment.has_cuda_graphs:
@@ -273,7 +272,7 @@ class Ranges(dict[str, Domain]):
 
     @property
     def orders(self) -> list[SettingValue]:
-        """Keep the order of batches or not; a single worker always keeps the order.
+        """Values of in_order to try; a single worker always keeps the order.
 
         Not False if the user's code asks for determinism, since runs of one seed would differ.
         """

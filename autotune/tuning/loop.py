@@ -39,6 +39,7 @@ from autotune.records.ceilings import CeilingBook
 from autotune.records.measurement import Interval
 from autotune.records.result import Known, Phase, Progress
 from autotune.records.trial import (
+    GUARDED,
     Score,
     StressFigures,
     TrialRecord,
@@ -48,7 +49,6 @@ from autotune.records.trial import (
     guard_key,
     reference_of,
 )
-from autotune.settings_table import SETTINGS
 from autotune.space.constraints import hosts_of
 from autotune.space.space import ResolvedSpace
 from autotune.tuning.checks import PrecisionGuard, check_under_stress, may_overload
@@ -555,8 +555,7 @@ class Search:
 
     def _leave_out(self, record: TrialRecord) -> None:
         """Exclude a precision that the guard has refused from further trials, and note it once."""
-        guarded = [setting.name for setting in SETTINGS if setting.is_guarded]
-        self.study.leave_out({name: frozenset({getattr(record.config, name)}) for name in guarded})
+        self.study.leave_out({name: frozenset({getattr(record.config, name)}) for name in GUARDED})
         dtype, mode = guard_key(record.config)
         left_out = precision_left_out(dtype, mode, record.result.reason)
         if left_out not in self.notes:

@@ -203,7 +203,8 @@ Params = dict[str, SettingValue]
 # Settings that may explain a failure by themselves: torch runs different code for each value.
 _ALONE = [setting for setting in SETTINGS if setting.needs is None and not setting.is_of_ddp]
 _SWITCHES = [setting.name for setting in _ALONE if setting.explains == "often"]
-# explain it before the one that they need, unless they are neutral
+# Settings that need one of these, such as the mode of torch.compile. If one is not neutral in all
+# failures, it explains them before the setting that it needs.
 _MODES = [setting for setting in SETTINGS if setting.needs is not None and setting.is_of_kernels]
 # tried where none of these explains a failure
 _LESSER_SWITCHES = [setting.name for setting in _ALONE if setting.explains == "rarely"]

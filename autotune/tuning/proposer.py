@@ -328,8 +328,12 @@ class Proposer:
 
     def _is_first_group(self, config: TrainingConfig) -> bool:
         """Return True for several devices of which no trial with this strategy was measured."""
-        measured = [record.config for record in self.study.ended if record.measurement]
-        return config.is_group and config.group_name not in {one.group_name for one in measured}
+        measured = {
+            (record.config.strategy, record.config.world_size)
+            for record in self.study.ended
+            if record.measurement
+        }
+        return config.is_group and (config.strategy, config.world_size) not in measured
 
     def why_enough(self, best: TrialRecord | None) -> Note | None:
         """Return a note if the best is near a bound, or no candidate promises a gain worth its time; else None."""

@@ -34,14 +34,12 @@ from autotune.config.tf_data import TfData, TfLoader
 from autotune.config.training_config import TrainingConfig
 from autotune.errors import ConfigError
 from autotune.protocol.payload import read_payload, write_payload
-from autotune.settings_table import SETTINGS
+from autotune.settings_table import BATCH_SETTINGS, SETTINGS
 from autotune.worker.build import WorkloadFault, is_stream, length_of
 from autotune.worker.group import ALONE, Group
 
 LOADER_INPUTS = frozenset(
-    setting.name
-    for setting in SETTINGS
-    if setting.is_of_loader or (setting.is_in_curves and "loader" in setting.sides)
+    {setting.name for setting in SETTINGS if setting.is_of_loader} | BATCH_SETTINGS
 )
 """Settings that decide how a loader is made: its own, and those of its batches."""
 

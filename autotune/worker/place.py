@@ -153,7 +153,7 @@ _OUR_QUOTED_FRAME = re.compile(
 )
 """A frame of this package, with its source line, in a loader worker's traceback quoted by a
 message."""
-_PLACE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+_LINE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
 def failure_report(error: BaseException) -> RankReport:
@@ -180,7 +180,7 @@ def _crash(error: BaseException) -> RankReport:
         outcome: Outcome = "oom" if shortage.memory == "device" else "host_oom"
         return RankReport(result=TrialResult(outcome=outcome, reason=shortage.reason))
     failure = Failure(
-        signature=f"{type(error).__name__} at {_place(whole)}",
+        signature=f"{type(error).__name__} at {_innermost_line(whole)}",
         traceback=text,
         is_asynchronous=is_kernel_failure(error) and not launches_block(),
     )
@@ -207,9 +207,9 @@ def _bounded(text: str) -> str:
     return f"{text[:half]}\n... {len(text) - 2 * half:,} characters left out ...\n{text[-half:]}"
 
 
-def _place(text: str) -> str:
+def _innermost_line(text: str) -> str:
     """Return the innermost place in the user's code, also in a quoted traceback of a loader worker."""
-    places = _PLACE.findall(text) or [("unknown", "0")]
+    places = _LINE.findall(text) or [("unknown", "0")]
     found = places[-1]
     for file, line in reversed(places):
         if "site-packages" not in file and not file.startswith(_OUR_PACKAGE):

@@ -229,7 +229,7 @@ class _Worker:
             return replace(self.device, limit_bytes=limit_bytes)
         refuse_bad_fork(job.process.device)
         nearest = place.local_rank if _ranks_of(job) > 1 else 0
-        is_dp = isinstance(job, messages.TrialJob) and job.config.strategy == "dp"
+        is_dp = isinstance(job, messages.TrialJob) and job.config.is_dp
         count = job.config.world_size if is_dp else 1
         if place.is_shared or isinstance(job, messages.ProbeJob | messages.TrialJob):
             # A probe is the first of a search to open a device; a trial comes right after another,

@@ -409,8 +409,14 @@ class Run:
 
     @property
     def learns_takes(self) -> bool:
-        """Return whether taking a ready batch is the host's work alone, on a device that is not the CPU."""
-        return self.trainer.config.num_workers > 0 and self.trainer.device.kind != "cpu"
+        """True if taking a ready batch is the host's work alone, on a device that is not the CPU."""
+        return self.trainer.config.has_workers and self.trainer.device.kind != "cpu"
+
+    def learn_take(self, delivery: Delivery) -> None:
+        """Record the time of taking a batch that was ready; not of one that a script holds (None)."""
+        was_ready = delivery.batch is not None and not delivery.had_to_wait
+        if was_ready and not delivery.is_restart:
+            self.takes_s.append(delivery.wait_s)
 
     @property
     def knows_made(self) -> bool:
@@ -703,8 +709,8 @@ def _launch(run: Run, batches: int, first: Delivery | None = None) -> Launched:
         try:
             # Take a batch.
             delivery = first or feed.take()
-            if learns_takes and not (first or delivery.had_to_wait or delivery.is_restart):
-                run.takes_s.append(delivery.wait_s)
+            if learns_takes and first is None:
+                run.learn_take(delivery)
             if run.mark is not None and delivery.is_restart:
                 # until the mark the device worked on the block
                 delivery = delivery._replace(asked=max(delivery.asked, run.mark.passed_at()))
@@ -718,7 +724,7 @@ def _launch(run: Run, batches: int, first: Delivery | None = None) -> Launched:
 
             # Train on it.
             run.loss = trainer.train(batch)
-        except FeedEnded:  # the script may or may not have trained on this batch
+        except FeedEnded:  # no further batch, or the script has ended within this one
             run.ends_at = -inf
             break
         evaluated_s = feed.take_apart_s()
@@ -758,7 +764,10 @@ def _launch(run: Run, batches: int, first: Delivery | None = None) -> Launched:
 
 
 def _close_before_restart(run: Run) -> None:
-    """Have the work launched so far belong to the block, if the next batch may begin a new epoch."""
+    """Mark the end of the work launched so far; wait for it if the next batch begins a new epoch.
+
+    That work belongs to the block, and the restart does not.
+    """
     if run.feed.is_at_end():
         run.trainer.device.synchronize()
     if run.mark is not None:
@@ -781,7 +790,7 @@ def _checked(run: Run, stretch: Stretch) -> Stretch:
 
 
 def _must_end(run: Run) -> bool:
-    """Return whether a block ends early: near the deadline at once, else after an optimizer step.
+    """Return True if a block ends early: near the deadline at once, else after an optimizer step.
 
     Ranks in step must take the same batches: their blocks are never cut.
     """

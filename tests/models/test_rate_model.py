@@ -172,6 +172,17 @@ def test_priors_of_costs_may_vary() -> None:
     assert wide.device_sd[0] > usual.device_sd[0]
 
 
+def test_softness_is_that_of_the_policy() -> None:
+    seen = [loader(1_000.0, config(4)), device(1_000.0, config(4))]
+    soft, hard = (
+        RateModel(seen, MANY_CORES, STEADY, replace(POLICY.throughput, softness=softness))
+        .forecast([config(4)])
+        .log_rate[0]
+        for softness in (1.5, 20.0)
+    )
+    assert hard > soft + 0.2
+
+
 def test_one_run_leaves_others_open() -> None:
     known = forecast([run(1_000, config())], config(), config(4), config(0, 256), config(8, 256))
     assert known.sd[0] < 0.03

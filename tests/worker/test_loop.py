@@ -183,11 +183,13 @@ class ScriptedFeed:
     is_iterable: bool = False
     taken: int = 0
     queued: int | None = 2
+    batch: object = "batch"
+    """None: the script holds it."""
 
     def take(self) -> Delivery:
         wait_s, had_to_wait = self.takes[self.taken % len(self.takes)]
         self.taken += 1
-        return Delivery(None, 1, perf_counter(), wait_s, is_restart=False, had_to_wait=had_to_wait)
+        return Delivery(self.batch, 1, perf_counter(), wait_s, False, had_to_wait)
 
     def take_apart_s(self) -> float:
         return 0.0
@@ -222,6 +224,14 @@ def test_warm_up_learns_the_time_of_a_take(
     run = Run(feed, NoTrainer(TrainingConfig(num_workers=2)), 2, math.inf)
     warm_up(run, RULES, feed.take())
     assert run.take_s == take_s
+
+
+def test_batches_that_a_script_holds_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Run, "learns_takes", True)
+    feed = ScriptedFeed([(0.0, False)], queued=0, batch=None)
+    run = Run(feed, NoTrainer(TrainingConfig(num_workers=2)), 2, math.inf)
+    warm_up(run, RULES, feed.take())
+    assert run.take_s is None
 
 
 def test_take_of_a_ready_batch_is_no_wait() -> None:

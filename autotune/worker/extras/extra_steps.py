@@ -24,7 +24,7 @@ from torch import Tensor, distributed
 from torch.utils.data import DataLoader
 
 from autotune.config.tf_data import TfLoader
-from autotune.config.training_config import TORCH_BUCKET_CAP_MB, TORCH_FIRST_BUCKET_MB, DdpConfig
+from autotune.config.training_config import TORCH_BUCKET_CAP_MB, TORCH_FIRST_BUCKET_MB
 from autotune.messages.trials import (
     extra_failed,
     no_time_for_extras,
@@ -304,7 +304,7 @@ def _measure_activations(after: _After) -> None:
     trainer = after.trainer
     if not isinstance(trainer, Trainer):  # a script's
         return
-    if trainer.config.world_size > 1 or trainer.config.compile:
+    if trainer.config.is_group or trainer.config.compile:
         return
     _need_batches(after)
     activations = measure_activations(
@@ -393,7 +393,7 @@ def _mean_s(work: Callable[[], None], repeats: int, trainer: Trainer, group: Gro
 
 def _bucket_bytes(trainer: Trainer) -> list[int]:
     """Return the bytes of each bucket that is sent: gradients in backward order, as DDP joins them."""
-    wanted = trainer.config.ddp or DdpConfig()
+    wanted = trainer.config.ddp_settings
     cap = wanted.first_bucket_mb or wanted.bucket_cap_mb or TORCH_FIRST_BUCKET_MB
     share = 0.5 if wanted.comm_hook in _HALVED else 1.0
     buckets = list[int]()

@@ -122,7 +122,7 @@ _PLAIN = {"amp_dtype": "float32", "compile": False, "compile_mode": "default", "
 _Gradient = list[Tensor | None]
 
 
-def reference_of(config: TrainingConfig) -> TrainingConfig:
+def plain_config(config: TrainingConfig) -> TrainingConfig:
     """Return the configuration that another one is compared to: in float32, by plain kernels."""
     return config.model_copy(update=_PLAIN)
 
@@ -235,7 +235,7 @@ def compare_to_float32(
     begun = perf_counter()
     set_cudnn_benchmark(job.config.cudnn_benchmark)
     dataset = build_dataset(workload)
-    model = build_model(workload, reference_of(job.config), device)
+    model = build_model(workload, plain_config(job.config), device)
     scene = _Scene(
         workload,
         model,
@@ -277,7 +277,7 @@ def compare_to_float32(
 
 def _made_reference(scene: _Scene, dataset: Any, job: PrecisionJob, scratch: Path) -> _Reference:
     """Train in float32 twice, at the job's batch, halved until it fits."""
-    plain = reference_of(job.config)
+    plain = plain_config(job.config)
     while True:
         feed = Feed(build_loader(scene.workload, dataset, plain, scratch))
         batches = _batches(feed, scene.begun + LOADING_SHARE * scene.left_s)

@@ -34,7 +34,7 @@ from autotune.worker.batch import copied, unwrapped
 from autotune.worker.build import is_stream, kept_weights, put_back, seed_all
 from autotune.worker.device import Device
 from autotune.worker.feed import Feed
-from autotune.worker.jobs.precision import gradient_cosine, reference_of
+from autotune.worker.jobs.precision import gradient_cosine, plain_config
 from autotune.worker.script.feeds import ScriptFeed, ScriptTrainer, StepFeed
 from autotune.worker.script.overrides import SWITCHES, set_layout
 from autotune.worker.script.sightings import Sightings
@@ -138,10 +138,9 @@ def switch(config: TrainingConfig, scene: Scene) -> None:
 
     A script with an autocast of its own keeps its precision.
     """
-    is_half = config.amp_dtype in {"bfloat16", "float16"}
     SWITCHES.device_type = scene.device.torch_device.type
     SWITCHES.dtype = None
-    if is_half and scene.sightings.autocast is None:
+    if config.is_half and scene.sightings.autocast is None:
         SWITCHES.dtype = getattr(torch, config.amp_dtype)
     if SWITCHES.channels_last != config.channels_last:
         SWITCHES.channels_last = config.channels_last
@@ -265,7 +264,7 @@ def compare_to_float32(
     # Train on them in float32 twice, then in the job's precision.
     begin = _Start(scene)
     seed = job.process.seed
-    switch(reference_of(job.config), scene)
+    switch(plain_config(job.config), scene)
     with exact_matmuls():
         reference = _train(begin, batches, GUARD_STEPS, seed, _share(ends_at, 1 / 3))
         repeat = _train(begin, batches, MIN_STEPS, seed + OTHER_SEED, _share(ends_at, 1 / 3))

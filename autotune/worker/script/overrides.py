@@ -36,7 +36,6 @@ from autotune.config.plan import LoaderSite, ScriptFacts
 from autotune.config.training_config import (
     LOADER_SETTINGS,
     NEUTRAL_WITHOUT_WORKERS,
-    DdpConfig,
     TrainingConfig,
 )
 from autotune.protocol.attach import ACCELERATE_NAMES, before_changes, changed_settings
@@ -426,7 +425,7 @@ class Overrides:
 
     def ddp_made(self, model: DistributedDataParallel) -> None:
         """Register the configuration's communication hook, which compresses gradients."""
-        hook = (self.config.ddp or DdpConfig()).comm_hook
+        hook = self.config.ddp_settings.comm_hook
         if self.config.ddp != self.before.ddp and hook is not None:
             model.register_comm_hook(*comm_hook(hook, is_trial=self._is_trial))
 
