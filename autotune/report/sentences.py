@@ -264,7 +264,7 @@ _NO_ROOM = "Raise memory_limit or allow smaller batches."
 
 
 def describe_headline(summary: RunSummary, columns: Sequence[Column]) -> str:
-    """Return the headline: the verdict, a larger batch's gain, and disturbances."""
+    """Return the headline: the verdict, a larger batch's gain if it is real, and disturbances."""
     found = summary.recommendation
     if found is None:
         return describe_nothing_feasible(summary)
@@ -272,7 +272,7 @@ def describe_headline(summary: RunSummary, columns: Sequence[Column]) -> str:
     return " ".join(
         [
             _describe_verdict(summary, found, is_change=is_change),
-            *_describe_batches(summary, found),
+            *(() if _is_batch_unsettled(found) else _describe_batches(summary, found)),
             *_describe_load(columns),
         ]
     )
@@ -319,6 +319,12 @@ def _describe_fault(baseline: TrialRecord | None, limit_bytes: int) -> str:
     if baseline.outcome == "timeout":
         return "does not finish in time"
     return "failed when run again" if baseline.outcome == "ok" else "could not be measured"
+
+
+def _is_batch_unsettled(found: Recommendation) -> bool:
+    """Return True if a larger batch is not recommended, and what it seems to gain may be noise."""
+    larger = found.larger_batch
+    return larger is not None and found.number != larger.number and not larger.is_faster
 
 
 def _describe_batches(summary: RunSummary, found: Recommendation) -> Iterator[str]:
@@ -499,6 +505,8 @@ def list_reasons(summary: RunSummary) -> Iterator[str]:
     if found is None:
         return
     yield from map(str, found.reasons)
+    if _is_batch_unsettled(found):
+        yield from _describe_batches(summary, found)
     if found.number == 0:
         return
     if found.same_batch_number == 0:
