@@ -302,7 +302,7 @@ def believe(measured: Contrast, proof: Proof) -> Contrast:
 
 def chance_worthwhile(measured: Contrast, proof: Proof) -> float:
     """Return the probability that a gain is worth a change of settings."""
-    return 1 - believe(measured, proof).chance_below(log1p(proof.worthwhile))
+    return max(0.0, 1 - believe(measured, proof).chance_below(log1p(proof.worthwhile)))
 
 
 # Spend an error budget on proofs that a configuration is faster.

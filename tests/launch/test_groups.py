@@ -36,7 +36,8 @@ def says_go(after: int) -> Callable[[tuple[Block, ...]], None]:
     """Lets the ranks' model act once so many blocks of the window have come."""
 
     def see(blocks: tuple[Block, ...]) -> None:
-        if len(blocks) >= after and not Path("went").exists():
+        in_window = [block for block in blocks if not block.is_warm_up]
+        if len(in_window) >= after and not Path("went").exists():
             Path("went").touch()
             Path("go").touch()
 

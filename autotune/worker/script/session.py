@@ -341,7 +341,9 @@ def _notes_on_other_loaders(feed: ScriptFeed, seen: Sightings) -> Iterator[Note]
     if side_batches.trained_s >= _REPORTED_FROM_S and side_batches.site is not None:
         waiting = min(1.0, side_batches.waited_s / side_batches.trained_s)
         yield other_training(
-            place=_place(side_batches.site), seconds=side_batches.trained_s, waiting=waiting
+            place=_numbered_place(side_batches.site),
+            seconds=side_batches.trained_s,
+            waiting=waiting,
         )
     if feed.has_moved and site is not None:
         yield training_moved(place=_place(site), batch_size=site.batch_size)
