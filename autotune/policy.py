@@ -288,7 +288,7 @@ class Spread:
     most_factor: float = 6.0
     """Largest variation that evidence considers, as a multiple of the assumed one."""
     most_sd: float = 0.5
-    """The same at least, since other processes can slow a device down by more than it ever varies
+    """Least upper end of these variations, since other processes can slow a device down by more than it ever varies
     alone."""
     disturbed_sd: float = 1.0
     """Standard deviation added to a disturbed run: other processes slow a machine down by factors."""
@@ -398,9 +398,9 @@ class Estimates:
     first_trial_s: float = 4.0
     """Seconds of the baseline with ceilings and profile, without the start of its process."""
     trial_s: float = 2.5
-    """The same of another trial."""
+    """Seconds of another trial, likewise."""
     curves_s: float = 8.0
-    """The same of the curves."""
+    """Seconds of the curves of loader and device alone."""
     overhead_s: float = 1.5
     """Seconds of a trial outside its window."""
     baseline_factor: float = 1.1
@@ -570,15 +570,15 @@ class Memory:
     """RAM of the pages that a trial shares with the process it was forked from, torch's libraries, in
     bytes. Source: 270 MiB on the surfaces of benchmarks/."""
     group: Normal = Normal(0.0, 0.3)
-    """What several processes, or DataParallel, add to the fixed part, and to the growth."""
+    """Addition of several processes, or of DataParallel, to the fixed part and to the growth."""
     alone_fixed: Normal = Normal(0.03, 0.05)
-    """What a device alone takes in addition in RAM."""
+    """RAM that measuring a device alone takes in addition."""
     alone_growth: Normal = Normal(0.2, 0.3)
     """The same for the largest measured batch."""
     half_fixed_sd: float = 0.1
     """Standard deviation of the change of the fixed part by half precision."""
     half_growth_sd: float = 0.3
-    """The same of the growth."""
+    """Standard deviation of the change of the growth by half precision."""
     halves_correlation: float = 0.97
     """Correlation of these changes: until both half precisions are measured, they are expected to be
     similar."""

@@ -51,6 +51,7 @@ class RankStart:
     started: float
     """When the process began, by perf_counter."""
     shared_from_s: float
+    """Seconds of building from which the process is kept for further trials; see LocalLauncher."""
 
 
 def serve(descriptor: int) -> RankStart:

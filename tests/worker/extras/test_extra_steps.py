@@ -331,7 +331,7 @@ class Meeting(Group):
     """One of two ranks that are threads."""
 
     told: dict[int, float] = field(default_factory=dict)
-    """What each has answered; one dictionary for both, for one question."""
+    """Answers of the ranks; both share one dictionary, for one question."""
     both: Barrier = field(default_factory=lambda: Barrier(2))
 
     def most(self, value: float) -> float:
