@@ -27,6 +27,15 @@ BOTTLENECKS = {
     "synchronise": "bound by host-device synchronisation",
     "memory": "bound by memory bandwidth",
     "threads": "bound by CPU oversubscription",
+    "checkpoint": "time in checkpoints",
+    "validation": "time in validation",
+    "logging": "time in logging",
+    "collection": "time in garbage collection",
+    "startup": "time to the first step",
+    "debugging": "slowed down by a debugging mode",
+    "denormals": "slowed down by subnormal values",
+    "cores": "short of cores that it may use",
+    "communication": "communication-bound",
     "unknown": "not known",
 }
 """Name of each bottleneck of a single job."""

@@ -16,6 +16,7 @@ from autotune.policy import WindowRules
 from autotune.records.measurement import DeviceConditions
 from autotune.records.result import Curves
 from autotune.records.trial import PrecisionFigures, StressFigures, TrialResult
+from autotune.records.watched_run import WatchedRun
 
 # What a trial's processes are to do: one job type for each kind of work, with `kind` as its mark on
 # disk.
@@ -105,6 +106,8 @@ class ProbeJob(_WorkloadJob):
     """Take a first look at the workload and the machine."""
 
     kind: Literal["probe"] = "probe"
+    watch_s: float = 0.0
+    """Seconds after its first step in which a script runs on its own, observed; 0 to not watch."""
 
 
 class TrialJob(_WorkloadJob):
@@ -198,6 +201,8 @@ class RankReport(FrozenModel):
     trial's folder alone holds them, until it is removed."""
     conditions: DeviceConditions | None = None
     """Of a probe: what used the device before this process opened it."""
+    watched: WatchedRun | None = None
+    """Of a probe that watches a script."""
     guard: PrecisionFigures | None = None
     curves: Curves | None = None
     stress: StressFigures | None = None

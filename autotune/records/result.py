@@ -19,6 +19,7 @@ from autotune.note import Note
 from autotune.records.ceilings import Ceiling, Headroom
 from autotune.records.measurement import Interval, Measurement
 from autotune.records.trial import StressFigures, TrialRecord
+from autotune.records.watched_run import RunShare, WatchedRun
 from autotune.space.scaling import LrAdvice
 
 # Run-to-run variation.
@@ -146,11 +147,22 @@ Bottleneck = Literal[
     "synchronise",
     "memory",
     "threads",
+    "checkpoint",
+    "validation",
+    "logging",
+    "collection",
+    "startup",
+    "debugging",
+    "denormals",
+    "cores",
+    "communication",
     "unknown",
 ]
 """Limits of throughput: an item's CPU work, its I/O waits, its slow tail; short epochs; copies;
 computing; launching operations; the script's work between them; synchronization before further
-launches; memory bandwidth; CPU oversubscription."""
+launches; memory bandwidth; CPU oversubscription. Of the whole run: writing checkpoints; validation;
+logging; garbage collection; starting; a debugging mode; subnormal values; cores that the process
+may not use; the exchange of gradients."""
 
 
 class CurvePoint(FrozenModel):
@@ -239,6 +251,8 @@ class Evidence(FrozenModel):
     measurement: Measurement
     """Includes breakdown, loader costs and all ceilings."""
     curves: Curves
+    watched: WatchedRun | None = None
+    """The script's own run before it was measured; None of a model and a dataset."""
 
 
 class Finding(FrozenModel):
@@ -291,6 +305,8 @@ class Diagnosis(FrozenModel):
     """Nothing besides computing takes a tenth of the time, and no measurement promises 5 % more."""
     headroom: Headroom
     """Headroom of the current throughput below the ceilings."""
+    shares: tuple[RunShare, ...] = ()
+    """An hour of training by part, in the parts' order; what was not observed is left out."""
     findings: tuple[Finding, ...]
     """Bottlenecks, largest share first, except that the host comes before the device that waits for
     it; at least one."""

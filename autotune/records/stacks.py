@@ -1,0 +1,50 @@
+"""Record sampled stacks of a training process and its loader workers, summed by the user's own lines.
+
+Comes in: samples of a profiler, from `worker/script/stacks`. Goes out: `Stacks`. Data only.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from autotune.frozen import FrozenModel
+
+StackPart = Literal[
+    "item", "collate", "sampler", "waiting", "forward", "backward", "optimizer", "other"
+]
+"""Part of training that a sample belongs to, by torch's own frames on its stack: inside the
+dataset, the collate function or the sampler; waiting for the loader; inside the outermost module,
+the backward pass, the optimizer; else the script's own code."""
+
+
+class StackLine(FrozenModel):
+    """A line of the user's code, and its share of a process's samples."""
+
+    part: StackPart
+    place: str
+    """File and line, such as "train.py:41"; of a library if no frame is the user's."""
+    function: str
+    """Function that the line is in."""
+    code: str = ""
+    """The line itself, stripped."""
+    calls: str = ""
+    """What the line spends most of its time in: "zlib.decompress", "datasets/formatting.py"; empty
+    if that is the line itself."""
+    fraction: float = Field(ge=0, le=1)
+    """Share of the samples of these processes."""
+
+
+class Stacks(FrozenModel):
+    """Samples of the training thread, and of the main threads of all loader workers."""
+
+    seconds: float
+    samples: int
+    """Samples of the training thread."""
+    main: tuple[StackLine, ...] = ()
+    """Lines of the training thread, largest share first."""
+    worker_samples: int = 0
+    """Samples of loader workers at work; those waiting for an index are left out."""
+    workers: tuple[StackLine, ...] = ()
+    """Lines of the loader workers, largest share first; shares of `worker_samples`."""

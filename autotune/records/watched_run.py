@@ -1,0 +1,162 @@
+"""Record what a script's run looked like while nothing was measured in it: its parts, and what recurs.
+
+Comes in: seconds by part and the occurrences of what recurs, from `worker/script/watch`. Goes out:
+`WatchedRun`, from which `diagnosis/run_shares` extrapolates an hour of training, and `RunShare`, a
+row of that hour. Data only.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from pydantic import Field
+
+from autotune.frozen import FrozenModel
+from autotune.records.stacks import Stacks
+
+RunPart = Literal[
+    "startup",
+    "waiting",
+    "restart",
+    "copy",
+    "forward",
+    "backward",
+    "optimizer",
+    "synchronise",
+    "checkpoint",
+    "validation",
+    "logging",
+    "collection",
+    "other",
+]
+"""Parts of a run's wall time: from the process's start to the end of the first step; waiting for
+the training loader; from an epoch's `iter(loader)` to its first batch; copies to the device; the
+three parts of a step; the host's waits for the device; writing checkpoints; passes over another
+loader without training; printing, progress bars, loggers and trackers; garbage collection; all
+else that the script does."""
+RUN_PARTS: tuple[RunPart, ...] = get_args(RunPart)
+
+
+class Recurring(FrozenModel):
+    """Work of one kind at one place of the script, which recurs every some steps or epochs."""
+
+    part: RunPart
+    what: str
+    """The function called, as users write it: "torch.save", "print", "gc.collect"; for a validation
+    the dataset's class."""
+    place: str = ""
+    """File and line of the user's call, such as "train.py:41"; empty if unknown."""
+    at_steps: tuple[int, ...]
+    """Optimizer steps since the first one, at each occurrence; at most the first 1,000."""
+    seconds: tuple[float, ...]
+    """Wall seconds of each of these occurrences."""
+    count: int
+    """All occurrences."""
+    total_s: float
+    """Wall seconds of all occurrences."""
+    written_bytes: int = 0
+    """Bytes that this thread wrote to files meanwhile, over all occurrences."""
+    is_cut: bool = False
+    """The last occurrence had not ended, or was ended early."""
+
+
+class Startup(FrozenModel):
+    """Seconds before the steady run. torch itself had been imported."""
+
+    before_loader_s: float
+    """From the process's start to the first request for a training batch: imports, building."""
+    first_batch_s: float
+    """Waiting for the first batch, with the start of the workers."""
+    first_step_s: float
+    """The rest of the first step."""
+
+    @property
+    def total_s(self) -> float:
+        """Seconds to the end of the first step."""
+        return self.before_loader_s + self.first_batch_s + self.first_step_s
+
+
+class WorkerStart(FrozenModel):
+    """Start of one set of loader workers."""
+
+    method: str
+    """Start method: "fork", "spawn" or "forkserver"."""
+    workers: int
+    start_s: float
+    """Seconds that starting the processes took in the training process, one after the other."""
+    first_batch_s: float
+    """Seconds from `iter(loader)` to the first batch."""
+    pickled_bytes: int | None = None
+    """Bytes pickled for one worker; None for fork."""
+    pickle_s: float | None = None
+    """Seconds of pickling for one worker; None for fork."""
+
+
+class Modes(FrozenModel):
+    """Modes and grants of the process, read while the script trained."""
+
+    is_anomaly_detected: bool = False
+    """torch.autograd.set_detect_anomaly(True), at a backward pass."""
+    is_profiled: bool = False
+    """A profiler of torch was recording."""
+    is_traced: bool = False
+    """sys.settrace or sys.setprofile was set: a debugger, coverage, cProfile."""
+    is_deterministic: bool = False
+    """torch.use_deterministic_algorithms(True)."""
+    is_cudnn_benchmark: bool = False
+    """torch.backends.cudnn.benchmark, on a device with cuDNN."""
+    variables: dict[str, str] = Field(default_factory=dict)
+    """Environment variables that slow training down, with their values, such as
+    CUDA_LAUNCH_BLOCKING."""
+    process_cores: int | None = None
+    """Cores that the training thread may use, by sched_getaffinity."""
+    worker_cores: int | None = None
+    """The same of the loader worker that may use the fewest; None without workers."""
+    machine_cores: int | None = None
+    """Cores that this machine has online."""
+
+
+class WatchedRun(FrozenModel):
+    """A script's own run, observed from its start until some seconds after its first step."""
+
+    startup: Startup
+    steps: int
+    """Optimizer steps after the first one."""
+    watched_s: float
+    """Seconds since the end of the first step, without what a cut epoch left out."""
+    parts_s: dict[RunPart, float]
+    """Seconds of each part, each moment counted once, since the end of the first step; their sum is
+    `watched_s`. What recurs is included."""
+    recurring: tuple[Recurring, ...] = ()
+    """Checkpoints, validations, logging, collections and restarts, by kind and place."""
+    batches: int = 0
+    """Batches of the training loader since the first step."""
+    epoch_batches: int | None = None
+    """Batches of an epoch; None if unknown."""
+    epochs_ended: int = 0
+    """Epochs that ended while watched."""
+    is_epoch_cut: bool = False
+    """The last of these epochs was ended early, to see what the script does after one."""
+    worker_starts: tuple[WorkerStart, ...] = ()
+    modes: Modes = Modes()
+    stacks: Stacks | None = None
+    """Sampled stacks of the last seconds; None if there are none."""
+    stacks_missing: str = ""
+    """Reason why there are none."""
+
+
+class RunShare(FrozenModel):
+    """A part's share of an hour of training."""
+
+    part: RunPart
+    fraction: float = Field(ge=0, le=1)
+    """Share of the hour."""
+    low: float = Field(ge=0, le=1)
+    high: float = Field(ge=0, le=1)
+    """95 % interval of the share."""
+    seen: int | None = None
+    """Occurrences observed, of what recurs; None for parts of every step."""
+    period: str = ""
+    """How often it recurs: "every 5 steps", "each epoch"; empty for parts of every step."""
+    place: str = ""
+    """File and line of the largest contribution; empty if unknown."""
