@@ -22,6 +22,10 @@ HOUR_S = 3600.0
 _EVERY_STEP_FROM = 0.8
 """Occurrences per step from which on something counts as part of every step. Source: our
 convention."""
+_APART: frozenset[RunPart] = frozenset(
+    {"startup", "checkpoint", "validation", "logging", "collection", "restart"}
+)
+"""Parts that a faster step leaves as they are."""
 _SEEN_ONCE = 2.0
 """Factor by which the cost of something seen once may be off, either way. Source: our convention."""
 
@@ -94,6 +98,11 @@ def run_shares(
     return tuple(found)
 
 
+def loop_fraction(shares: Sequence[RunShare]) -> float:
+    """Return the share of the run that its steps take, without start-up and what recurs."""
+    return 1.0 - sum(share.fraction for share in shares if share.part in _APART)
+
+
 def whole_run_gain(shares: Sequence[RunShare], gain: float) -> float:
     """Return the gain of the whole run if its steps get faster by a gain, and all else stays.
 
@@ -101,9 +110,7 @@ def whole_run_gain(shares: Sequence[RunShare], gain: float) -> float:
         shares: The shares of the run; without any, the run consists of steps.
         gain: Gain of the steps' throughput: 0.5 for half as much again.
     """
-    apart: set[RunPart] = {"startup", "checkpoint", "validation", "restart"}
-    outside = sum(share.fraction for share in shares if share.part in apart)
-    won = (1.0 - outside) * (1.0 - 1.0 / (1.0 + gain))
+    won = loop_fraction(shares) * (1.0 - 1.0 / (1.0 + gain))
     return 1.0 / (1.0 - won) - 1.0
 
 
