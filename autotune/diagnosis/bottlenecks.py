@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from autotune.diagnosis.advice import LEAST_GAIN, rank_advice
+from autotune.diagnosis.advice import LEAST_GAIN, exchange_fraction, rank_advice
 from autotune.diagnosis.run_shares import loop_fraction, run_shares, whole_run_gain
 from autotune.messages import diagnosis as messages
 from autotune.models.forecast import (
@@ -29,7 +29,7 @@ from autotune.records.breakdown import Share, TimeBreakdown
 from autotune.records.ceilings import CeilingBook, Headroom, headroom_of
 from autotune.records.measurement import Interval, MemoryLimits, keep_ceilings, note_on_load
 from autotune.records.result import Advice, Bottleneck, Diagnosis, Evidence, Finding
-from autotune.records.watched_run import RunShare
+from autotune.records.watched_run import RunShare, WatchedRun
 from autotune.settings_table import BATCH_SETTINGS
 from autotune.tuning.outcomes import busy_while_host_bound, is_host_bound
 from autotune.tuning.probe import with_settled_ceilings
@@ -368,6 +368,20 @@ def judge(
     )
 
 
+def first_verdict(watched: WatchedRun | None) -> tuple[Note, ...]:
+    """Return where the time goes, as far as a watch alone shows it; empty without one."""
+    shares = run_shares(watched, None, "cpu")
+    largest = sorted(shares, key=lambda share: -share.fraction)[:_FIRST_PARTS]
+    if not largest:
+        return ()
+    parts = {share.part: share.fraction for share in largest if share.fraction >= _LEAST_SHARE}
+    return (messages.so_far(parts=parts),)
+
+
+_FIRST_PARTS = 3
+"""Parts of the first verdict. Source: our convention."""
+
+
 def _without_known_parts(evidence: Evidence, shares: Sequence[RunShare]) -> Evidence:
     """Return the evidence of a step without checkpoints, logging and collections inside it.
 
@@ -463,6 +477,7 @@ def find_in_run(evidence: Evidence, shares: Sequence[RunShare]) -> Iterator[Find
     """Yield the bottlenecks of a run outside its steps."""
     if evidence.watched is None:
         return
+    yield from _exchange(evidence.watched, exchange_fraction(evidence))
     for share in shares:
         bottleneck = _OF_PART.get(share.part)
         if bottleneck is not None:
@@ -470,6 +485,20 @@ def find_in_run(evidence: Evidence, shares: Sequence[RunShare]) -> Iterator[Find
                 share=share.fraction, period=share.period, place=share.place
             )
             yield _finding(bottleneck, share.fraction, words)
+
+
+def _exchange(watched: WatchedRun, share: float) -> Iterator[Finding]:
+    """Yield the exchange of gradients between ranks, with passes that no step needs."""
+    exchange = watched.exchange
+    if exchange is None or exchange.exposed_s is None or not watched.steps:
+        return
+    per_step = exchange.synchronised / watched.steps
+    words = messages.exchange_evidence(exposed_s=per_step * exchange.exposed_s)
+    if round(per_step) > 1:
+        words = messages.unneeded_exchanges_evidence(
+            backwards_per_step=per_step, exposed_s=exchange.exposed_s
+        )
+    yield _finding("communication", share, words)
 
 
 _OF_PART: dict[str, Bottleneck] = {

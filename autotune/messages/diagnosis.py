@@ -9,6 +9,7 @@ from autotune.messages import message
 from autotune.messages.units import (
     format_bytes,
     format_fraction,
+    format_mean_count,
     format_short_time,
     format_throughput,
     show,
@@ -75,6 +76,14 @@ def time_unknown() -> str:
 
 
 @message
+def so_far(parts: Mapping[str, float]) -> str:
+    shares = ", ".join(
+        f"{RUN_PART_NAMES.get(part, part)} {format_fraction(share)}" for part, share in parts.items()
+    )
+    return f"An hour of this training goes into: {shares}"
+
+
+@message
 def best_setting(settings: Mapping[str, object], gain: float) -> str:
     return f"{_set(settings)}: {show(gain, 'gain')} expected."
 
@@ -122,6 +131,19 @@ def _percent(gain: float) -> str:
 
 
 # Evidence
+
+
+@message
+def unneeded_exchanges_evidence(backwards_per_step: float, exposed_s: float) -> str:
+    return (
+        f"a step has {format_mean_count(backwards_per_step)} backward passes, and each of them "
+        f"exchanges gradients, which holds it up for {format_short_time(exposed_s)}"
+    )
+
+
+@message
+def exchange_evidence(exposed_s: float) -> str:
+    return f"exchanging gradients holds each step up for {format_short_time(exposed_s)}"
 
 
 @message

@@ -118,6 +118,22 @@ class Modes(FrozenModel):
     """Cores that this machine has online."""
 
 
+class Exchange(FrozenModel):
+    """Exchange of gradients by DistributedDataParallel, since the first step."""
+
+    backwards: int
+    """Backward passes."""
+    synchronised: int
+    """Those that exchanged gradients."""
+    exposed_s: float | None = None
+    """Mean seconds of such an exchange that computing did not hide, by DDP's own sampled timers;
+    None if it has not sampled any."""
+    searches_unused: bool = False
+    """find_unused_parameters=True."""
+    has_unused: bool = False
+    """DDP has found parameters without a gradient."""
+
+
 class WatchedRun(FrozenModel):
     """A script's own run, observed from its start until some seconds after its first step."""
 
@@ -141,6 +157,8 @@ class WatchedRun(FrozenModel):
     """The last of these epochs was ended early, to see what the script does after one."""
     worker_starts: tuple[WorkerStart, ...] = ()
     modes: Modes = Modes()
+    exchange: Exchange | None = None
+    """None without DistributedDataParallel."""
     stacks: Stacks | None = None
     """Sampled stacks of the last seconds; None if there are none."""
     stacks_missing: str = ""
