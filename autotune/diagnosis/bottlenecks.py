@@ -374,7 +374,9 @@ def first_verdict(watched: WatchedRun | None) -> tuple[Note, ...]:
     largest = sorted(shares, key=lambda share: -share.fraction)[:_FIRST_PARTS]
     if not largest:
         return ()
-    parts = {share.part: share.fraction for share in largest if share.fraction >= _LEAST_SHARE}
+    parts: dict[str, float] = {
+        share.part: share.fraction for share in largest if share.fraction >= _LEAST_SHARE
+    }
     return (messages.so_far(parts=parts),)
 
 
