@@ -23,6 +23,7 @@ class StackLine(FrozenModel):
     """A line of the user's code, and its share of a process's samples."""
 
     part: StackPart
+    """Part of training that the line is in."""
     place: str
     """File and line, such as "train.py:41"; of a library if no frame is the user's."""
     function: str
@@ -40,6 +41,7 @@ class Stacks(FrozenModel):
     """Samples of the training thread, and of the main threads of all loader workers."""
 
     seconds: float
+    """Seconds of sampling."""
     samples: int
     """Samples of the training thread."""
     main: tuple[StackLine, ...] = ()

@@ -43,6 +43,7 @@ class Recurring(FrozenModel):
     """Work of one kind at one place of the script, which recurs every some steps or epochs."""
 
     part: RunPart
+    """Part that it belongs to."""
     what: str
     """The function called, as users write it: "torch.save", "print", "gc.collect"; for a validation
     the dataset's class, of part "other" the script's work between two epochs."""
@@ -84,6 +85,7 @@ class WorkerStart(FrozenModel):
     method: str
     """Start method: "fork", "spawn" or "forkserver"."""
     workers: int
+    """Workers started."""
     start_s: float
     """Seconds that starting the processes took in the training process, one after the other."""
     first_batch_s: float
@@ -156,6 +158,7 @@ class WatchedRun(FrozenModel):
     is_epoch_cut: bool = False
     """The last of these epochs was ended early, to see what the script does after one."""
     worker_starts: tuple[WorkerStart, ...] = ()
+    """Starts of loader workers, in order."""
     modes: Modes = Modes()
     exchange: Exchange | None = None
     """None without DistributedDataParallel."""
@@ -169,11 +172,13 @@ class RunShare(FrozenModel):
     """A part's share of an hour of training."""
 
     part: RunPart
+    """Part of the hour."""
     fraction: float = Field(ge=0, le=1)
     """Share of the hour."""
     low: float = Field(ge=0, le=1)
+    """Lower end of the share's 95 % interval."""
     high: float = Field(ge=0, le=1)
-    """95 % interval of the share."""
+    """Upper end."""
     seen: int | None = None
     """Occurrences observed, of what recurs; None for parts of every step."""
     period: str = ""

@@ -192,9 +192,12 @@ def _describe_piece(piece: Advice, *, is_loaded: bool) -> str:
 
 
 def _print_doubts(diagnosis: Diagnosis, console: Console) -> None:
-    """Print the notes to read before the answer can be trusted, a line each."""
-    doubts = [note for note in diagnosis.notes if note.code in _DOUBTS]
-    for note in doubts[:_MOST_DOUBTS]:
+    """Print the notes to read before the answer can be trusted, a line for each kind."""
+    doubts: dict[str, Note] = {}
+    for note in diagnosis.notes:
+        if note.code in _DOUBTS:
+            doubts.setdefault(note.code, note)
+    for note in tuple(doubts.values())[:_MOST_DOUBTS]:
         console.print(Text(shorten(f"Note: {note}", console.width)))
 
 

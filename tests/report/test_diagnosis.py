@@ -83,9 +83,11 @@ def test_default_shows_doubts_and_counts_all_notes() -> None:
     noted = CASES["nothing-recurs"]
     doubt = next(note for note in noted.notes if note.code == "cores_taken")
     quiet = Note(code="quiet", text="a detail")
-    lines = diagnosis_on_console(noted.model_copy(update={"notes": (quiet, doubt)})).splitlines()
+    lines = diagnosis_on_console(
+        noted.model_copy(update={"notes": (quiet, doubt, doubt)})
+    ).splitlines()
     assert [line for line in lines if line.startswith("Note: ")] == [shorten(f"Note: {doubt}", 80)]
-    assert "2 notes" in lines[-1]
+    assert "3 notes" in lines[-1]
 
 
 def test_default_leaves_out_no_cause_that_is_not_excluded() -> None:
