@@ -12,6 +12,7 @@ from autotune.messages.units import (
     format_short_time,
     format_throughput,
     show,
+    show_gain_interval,
 )
 from autotune.note import Note
 
@@ -39,6 +40,29 @@ BOTTLENECKS = {
     "unknown": "not known",
 }
 """Name of each bottleneck of a single job."""
+RUN_PART_NAMES = {
+    "startup": "start-up",
+    "waiting": "waiting for data",
+    "restart": "epoch restarts",
+    "copy": "copying to the device",
+    "forward": "forward pass",
+    "backward": "backward pass",
+    "optimizer": "optimizer",
+    "synchronise": "waiting for the device",
+    "checkpoint": "checkpoints",
+    "validation": "validation",
+    "logging": "logging",
+    "collection": "garbage collection",
+    "other": "other Python of the script",
+}
+"""Name of each part of an hour of training."""
+_WITH_ARTICLE = frozenset({"forward", "backward", "optimizer"})
+_OCCURRENCES = {
+    "checkpoint": "checkpoint",
+    "validation": "validation",
+    "collection": "garbage collection",
+}
+"""One occurrence of each part that most trainings have and a short observation may miss."""
 
 
 # Headline
@@ -61,6 +85,35 @@ def bottleneck(
     if second is None or second_share is None:
         return f"{first}."
     return f"{first}, but also {BOTTLENECKS[second]} ({format_fraction(second_share)})."
+
+
+@message
+def largest_share(part: str, share: float, period: str = "", place: str = "") -> str:
+    """Write the first sentence of a script's diagnosis: the largest share that can be won."""
+    article = "the " if part in _WITH_ARTICLE else ""
+    text = (
+        f"{format_fraction(share)} of an hour of training goes into {article}{RUN_PART_NAMES[part]}"
+    )
+    details = ", ".join(filter(None, [period, place]))
+    return f"{text} ({details})." if details else f"{text}."
+
+
+@message
+def remedy_expected(
+    remedy: str, gain: float, low: float | None = None, high: float | None = None
+) -> str:
+    """Write the second one: its remedy, a sentence without a full stop, and its expected gain.
+
+    Args:
+        remedy: The remedy.
+        gain: Its gain.
+        low: Lower end of the gain's 95 % interval; None if the interval is unknown.
+        high: Upper end; None if it is infinite.
+    """
+    text = f"{remedy}: {show(gain, 'gain')} expected"
+    if low is None:
+        return f"{text}."
+    return f"{text} ({show_gain_interval(low, high)})."
 
 
 @message
@@ -107,6 +160,22 @@ def _set(settings: Mapping[str, object]) -> str:
 
 def _percent(gain: float) -> str:
     return f"{100 * gain:.0f} %"
+
+
+# An hour of training
+
+
+@message
+def not_observed(parts: Sequence[str], observed_s: float | None) -> str:
+    names = [_OCCURRENCES[part] for part in parts]
+    listed = " or ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+    observed = "time" if observed_s is None else show(observed_s, "duration")
+    return f"No {listed} within the {observed} observed."
+
+
+@message
+def not_excluded(cause: str, reason: Note | str) -> str:
+    return f"{cause} ({reason})"
 
 
 # Evidence

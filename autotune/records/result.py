@@ -286,6 +286,10 @@ class Advice(FrozenModel):
     """The action in a sentence."""
     basis: str
     """Measured figures behind the expectation."""
+    gain_interval: Interval | None = None
+    """95 % interval of `expected_gain`; None if unknown."""
+    place: str = ""
+    """File and line that it is about; empty if unknown."""
 
 
 class Diagnosis(FrozenModel):
@@ -312,6 +316,8 @@ class Diagnosis(FrozenModel):
     it; at least one."""
     advice: tuple[Advice, ...]
     """Actions: settings first, then the rest; each with the largest gain first."""
+    not_excluded: tuple[Note, ...] = ()
+    """Causes that could not be checked, each in a few words with the reason."""
     evidence: Evidence
     notes: tuple[Note, ...] = ()
     """Notes on the evidence."""
