@@ -350,7 +350,7 @@ def judge(
     in_loop = find_bottlenecks(of_step)
     advice = _ranked(rank_advice(of_step, in_loop), evidence, shares)
     findings = _of_run(evidence, in_loop, shares, advice)
-    headline = make_headline(evidence, findings, advice)
+    headline = make_headline(evidence, findings, advice, shares)
     return Diagnosis(
         name=name,
         verdict=findings[0].bottleneck,
@@ -374,9 +374,7 @@ def first_verdict(watched: WatchedRun | None) -> tuple[Note, ...]:
     largest = sorted(shares, key=lambda share: -share.fraction)[:_FIRST_PARTS]
     if not largest:
         return ()
-    parts: dict[str, float] = {
-        share.part: share.fraction for share in largest if share.fraction >= _LEAST_SHARE
-    }
+    parts = {f"{one.part}": one.fraction for one in largest if one.fraction >= _LEAST_SHARE}
     return (messages.so_far(parts=parts),)
 
 
@@ -559,9 +557,12 @@ def current_headroom(evidence: Evidence) -> Headroom:
 
 
 def make_headline(
-    evidence: Evidence, findings: Sequence[Finding], advice: Sequence[Advice]
+    evidence: Evidence,
+    findings: Sequence[Finding],
+    advice: Sequence[Advice],
+    shares: Sequence[RunShare] = (),
 ) -> tuple[Note, ...]:
-    """Return the headline: the bottleneck, then the setting that should help most."""
+    """Return the headline: the bottleneck, then the remedy that should help most."""
     first = findings[0]
     points = (*evidence.curves.loader, *evidence.curves.device)
     has_others = any(point.changes and point.ceiling is not None for point in points)
@@ -580,11 +581,16 @@ def make_headline(
             second=findings[1].bottleneck,
             second_share=findings[1].share,
         )
+    part = next((share for share in shares if share.part == first.bottleneck), None)
+    if part is not None and evidence.watched is not None:
+        head = messages.largest_share(
+            part=part.part, share=part.fraction, period=part.period, place=part.place
+        )
     for piece in advice:
         if piece.is_fault and piece.against == first.bottleneck:
             gain = piece.gain_interval
-            return head, messages.remedy(
-                advice=piece.text,
+            return head, messages.remedy_expected(
+                remedy=piece.text,
                 gain=piece.expected_gain,
                 low=None if gain is None else gain.low,
                 high=None if gain is None else gain.high,

@@ -46,7 +46,7 @@ RUN_PART_NAMES = {
     "waiting": "waiting for data",
     "restart": "epoch restarts",
     "copy": "copying to the device",
-    "compute": "computing",
+    "compute": "computing on the device",
     "forward": "forward pass",
     "backward": "backward pass",
     "optimizer": "optimizer",
@@ -91,12 +91,33 @@ def bottleneck(
 
 @message
 def largest_share(part: str, share: float, period: str = "", place: str = "") -> str:
+    """Write the first sentence of a script's diagnosis: the largest share that can be won."""
     article = "the " if part in _WITH_ARTICLE else ""
     text = (
         f"{format_fraction(share)} of an hour of training goes into {article}{RUN_PART_NAMES[part]}"
     )
     details = ", ".join(filter(None, [period, place]))
     return f"{text} ({details})." if details else f"{text}."
+
+
+@message
+def remedy_expected(
+    remedy: str, gain: float | None, low: float | None = None, high: float | None = None
+) -> str:
+    """Write the second one: its remedy, a sentence without a full stop, and its expected gain.
+
+    Args:
+        remedy: The remedy.
+        gain: Its gain; None if unknown.
+        low: Lower end of the gain's 95 % interval; None if the interval is unknown.
+        high: Upper end; None if it is infinite.
+    """
+    if gain is None:
+        return f"{remedy}."
+    text = f"{remedy}: {show(gain, 'gain')} expected"
+    if low is None:
+        return f"{text}."
+    return f"{text} ({show_gain_interval(low, high)})."
 
 
 @message
@@ -112,7 +133,8 @@ def time_unknown() -> str:
 @message
 def so_far(parts: Mapping[str, float]) -> str:
     shares = ", ".join(
-        f"{RUN_PART_NAMES[part]} {format_fraction(share)}" for part, share in parts.items()
+        f"{RUN_PART_NAMES.get(part, part)} {format_fraction(share)}"
+        for part, share in parts.items()
     )
     return f"An hour of this training goes into: {shares}"
 
@@ -125,17 +147,6 @@ def best_setting(settings: Mapping[str, object], gain: float) -> str:
 @message
 def computed_setting(settings: Mapping[str, object], gain: float) -> str:
     return f"{_set(settings)}: about {show(gain, 'gain')} expected (computed from an item's cost, not measured)."
-
-
-@message
-def remedy(
-    advice: str, gain: float | None, low: float | None = None, high: float | None = None
-) -> str:
-    if gain is None:
-        return f"{advice}."
-    if low is None:
-        return f"{advice}: {show(gain, 'gain')} expected."
-    return f"{advice}: {show(gain, 'gain')} expected ({show_gain_interval(low, high)})."
 
 
 @message

@@ -9,7 +9,7 @@ from typing import Any
 from autotune.config.plan import ObjectFacts
 from autotune.config.training_config import TrainingConfig
 from autotune.diagnosis.bottlenecks import judge
-from autotune.messages.diagnosis import largest_share, not_excluded, remedy
+from autotune.messages.diagnosis import largest_share, not_excluded, remedy_expected
 from autotune.messages.search import little_gain_expected
 from autotune.messages.trials import clock_lowered, float32_unknown, others_on_device
 from autotune.note import Note
@@ -744,7 +744,7 @@ def of_hour(
     assert gain is not None
     headline = (
         largest_share(part=top.part, share=top.fraction, period=top.period, place=top.place),
-        remedy(
+        remedy_expected(
             advice[0].text,
             gain=gain.value,
             low=gain.low,
