@@ -318,7 +318,9 @@ def diagnose(plan: Plan, is_full: bool, as_json: bool, quiet: bool, by_exit_code
 
     found = diagnose_plan(plan, progress=False if quiet else "auto").diagnosis
     if as_json:
-        write(found.model_dump_json(indent=2))
+        from autotune.report.json_document import diagnosis_json
+
+        write(diagnosis_json(found))
     else:
         from autotune.report.diagnosis import print_diagnosis
 

@@ -1,6 +1,7 @@
-"""Write the result of a search as one JSON document for scripts.
+"""Write the result of a search, or a diagnosis, as one JSON document for scripts.
 
-Takes a ReportModel; returns the text of a SummaryDocument, whose fields document the keys. `format`
+Takes a ReportModel or a Diagnosis; returns the text of a SummaryDocument or a DiagnosisDocument,
+whose fields document the keys. `format`
 is raised when a key is removed or changes its meaning, not when one is added. An infinite end of an
 interval is the text "Infinity", as in trials.jsonl.
 """
@@ -12,8 +13,9 @@ from typing import Any, Literal
 
 from autotune.frozen import FrozenModel
 from autotune.records.measurement import Interval
-from autotune.records.result import RunSummary
+from autotune.records.result import Bottleneck, Diagnosis, RunSummary
 from autotune.records.trial import Outcome
+from autotune.records.watched_run import RunPart, RunShare
 from autotune.report.figures import Column
 from autotune.report.model import ReportModel, Verdict
 
@@ -72,3 +74,89 @@ def summary_json(report: ReportModel) -> str:
         summary=report.summary,
     )
     return document.model_dump_json(indent=2, exclude=_RAW)
+
+
+_SHARE_NAMES: dict[RunPart, str] = {
+    "startup": "start_up",
+    "waiting": "data",
+    "copy": "copy",
+    "compute": "compute",
+    "forward": "forward",
+    "backward": "backward",
+    "optimizer": "optimizer",
+    "synchronise": "host_sync",
+    "checkpoint": "checkpoint",
+    "validation": "validation",
+    "logging": "logging",
+    "collection": "garbage_collection",
+    "restart": "restart",
+    "other": "other",
+}
+"""Keys of the shares in the document."""
+
+
+_OF_RUN = frozenset(
+    {"checkpoint", "validation", "logging", "collection", "startup", "debugging", "communication"}
+)
+"""Bottlenecks that no setting removes."""
+
+
+class Cause(FrozenModel):
+    """A cause of lost time, with its remedy."""
+
+    code: Bottleneck
+    """The bottleneck."""
+    share: float | None
+    """Share of the whole run's time that the remedy saves, in 0..1; None if unknown. Of a cause
+    without a remedy, the time that it takes."""
+    location: str
+    """File and line that it is about; empty if unknown."""
+    remedy: str
+    """The action in a sentence; empty if there is none."""
+    change: dict[str, Any]
+    """Settings to change, under TrainingConfig's names; empty if no setting helps."""
+
+
+class DiagnosisDocument(Diagnosis):
+    """The keys of a diagnosis' JSON document: those of Diagnosis, and the causes."""
+
+    shares: dict[str, float]  # type: ignore[assignment] # by name, for scripts
+    """Share of each part of an hour of training, in 0..1, with sum 1; 0 if it was not observed."""
+    hour: tuple[RunShare, ...]
+    """The same shares with their intervals and periods."""
+    causes: tuple[Cause, ...]
+    """Causes with their remedies in the order of the advice, then causes without a remedy."""
+
+
+def diagnosis_json(diagnosis: Diagnosis) -> str:
+    """Return a diagnosis as a JSON document with the fields of DiagnosisDocument."""
+    shares = {name: 0.0 for part, name in _SHARE_NAMES.items() if part != "compute"}
+    shares |= {_SHARE_NAMES[share.part]: share.fraction for share in diagnosis.shares}
+    fields = {name: getattr(diagnosis, name) for name in Diagnosis.model_fields}
+    document = DiagnosisDocument.model_construct(
+        **fields | {"shares": shares, "hour": diagnosis.shares, "causes": _causes(diagnosis)}
+    )
+    return document.model_dump_json(indent=2)
+
+
+def _causes(diagnosis: Diagnosis) -> tuple[Cause, ...]:
+    of_steps = [one.bottleneck for one in diagnosis.findings if one.bottleneck not in _OF_RUN]
+    settings = of_steps[0] if of_steps else diagnosis.findings[0].bottleneck
+    found = [
+        Cause(
+            code=piece.against or settings,
+            share=None if piece.expected_gain is None else 1.0 - 1.0 / (1.0 + piece.expected_gain),
+            location=piece.place,
+            remedy=piece.text,
+            change=piece.settings,
+        )
+        for piece in diagnosis.advice
+    ]
+    named = {cause.code for cause in found}
+    for finding in diagnosis.findings:
+        if finding.bottleneck not in named:
+            cause = Cause(
+                code=finding.bottleneck, share=finding.share, location="", remedy="", change={}
+            )
+            found.append(cause)
+    return tuple(found)

@@ -18,7 +18,7 @@ from autotune.config.plan import Plan, SearchSpace
 from autotune.files.plan_file import read_plan
 from autotune.records.result import Diagnosis, RunSummary
 from autotune.report.comparison import Comparison
-from autotune.report.json_document import SummaryDocument
+from autotune.report.json_document import DiagnosisDocument, SummaryDocument
 from autotune.testing import FakeLauncher
 
 ROOT = Path(__file__).parents[2]
@@ -101,7 +101,7 @@ def test_public_docstrings(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
-    [Plan, RunSummary, SummaryDocument, Comparison, Diagnosis],
+    [Plan, RunSummary, SummaryDocument, Comparison, Diagnosis, DiagnosisDocument],
     ids=lambda kind: kind.__name__,
 )
 def test_keys_are_described(kind: Any) -> None:
