@@ -6,14 +6,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from autotune.config.training_config import TrainingConfig
 from autotune.records.measurement import Interval
-from autotune.records.result import RunSummary
+from autotune.records.result import Diagnosis, RunSummary
+from autotune.report.json_document import diagnosis_json
 from tests.factories import (
     make_recommendation,
     make_summary,
     make_variants,
 )
+from tests.report.cases import diagnosis_cases
 from tests.report.forms import as_json
 
 KEYS = [
@@ -76,3 +80,30 @@ def test_files_are_absolute_paths(tmp_path: Path) -> None:
     (tmp_path / "recommended.yaml").touch()
     files = json.loads(as_json(make_summary(), tmp_path))["files"]
     assert files == {"recommended.yaml": str(tmp_path / "recommended.yaml")}
+
+
+SHARES = [
+    "start_up",
+    "data",
+    "copy",
+    "forward",
+    "backward",
+    "optimizer",
+    "host_sync",
+    "checkpoint",
+    "validation",
+    "logging",
+    "garbage_collection",
+    "restart",
+    "other",
+]
+
+
+@pytest.mark.parametrize("case", diagnosis_cases().values(), ids=diagnosis_cases())
+def test_a_diagnosis_names_every_share_and_a_cause(case: Diagnosis) -> None:
+    document = json.loads(diagnosis_json(case))
+    assert set(SHARES) <= set(document["shares"])
+    assert document["verdict"] == case.verdict
+    assert len(document["causes"]) >= len(case.advice)
+    keys = {"code", "share", "location", "remedy", "change"}
+    assert all(set(cause) == keys for cause in document["causes"])
