@@ -151,7 +151,8 @@ def first_verdict_s(lines: Sequence[Line], document: dict[str, Any], seconds: fl
     shown_s = [line.at_s for line in lines if line.stream == "err" and verdicts.search(line.text)]
     watched = document["evidence"].get("watched")
     startup = watched["startup"] if watched else {}
-    return round(min([*shown_s, seconds]) - sum(startup.values()), 1)
+    own_s = float(sum(startup.values()))
+    return round(min([*shown_s, seconds]) - own_s, 1)
 
 
 def lines_of(document: dict[str, Any]) -> int:

@@ -1,6 +1,6 @@
-"""An echo that fades below the smallest normal float32: arithmetic on such values is slow on x86.
+"""The envelope of a faint echo: its power lies below the smallest normal float32, where arithmetic is slow on x86.
 
-How slow depends on the processor: a division takes twice as long on AMD's, ten times and more on some of Intel's.
+Some processors are slow at any operation on such numbers, AMD's at square roots and divisions.
 
 https://github.com/chelsea0x3b/dfdx/issues/59
 https://github.com/chainer/chainer/issues/2554
@@ -13,7 +13,7 @@ from meter import Meter, options
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-FAINT = 2.0**-123
+FAINT = 2.0**-66
 
 
 class Echo(nn.Module):
@@ -23,8 +23,9 @@ class Echo(nn.Module):
 
     def forward(self, pulse):
         signal = pulse * FAINT
-        for _ in range(120):
-            signal = signal / 1.08
+        for _ in range(12):
+            power = signal * signal
+            signal = torch.sqrt(power) * 0.97
         return self.classify(signal / FAINT)
 
 
