@@ -21,13 +21,13 @@ class Remedies:
     """Advice of any of these kinds, or that changes one of these settings, or with such words."""
 
     kinds: frozenset[str] = frozenset()
-    settings: Mapping[str, object] = field(default_factory=dict)
+    settings: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     """Values by setting; ANY is any value."""
     words: str = ""
     """A regular expression, searched for in the advice's text regardless of case; "" for none."""
 
 
-ANY = object()
+ANY: tuple[object, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class Expectation:
     """Accepted bottlenecks of the first finding; empty if the fault is no matter of speed."""
     says: str = ""
     """A regular expression that the answer must contain, regardless of case, for the cause to be
-    right: in headline, evidence of the first finding, or a note; "" for none."""
+    right: in headline, evidence of the first finding, first advice, or a note; "" for none."""
     right: Remedies
     wrong: Remedies
     """Remedies that would not touch the cause: none may stand above the right one."""
@@ -56,7 +56,7 @@ _STEP = {
     "compile": ANY,
     "intra_op_threads": ANY,
     "channels_last": ANY,
-    "fused_optimizer": ANY,
+    "fused": ANY,
 }
 _LOADER = {"num_workers": ANY, "prefetch_factor": ANY, "persistent_workers": ANY}
 _ITEM_KINDS = frozenset({"add_workers", "cache_items", "make_items_cheaper", "shorten_waits"})
@@ -65,7 +65,11 @@ _NOT_THE_STEP = Remedies(kinds=_ITEM_KINDS | _STEP_KINDS, settings=_STEP | _LOAD
 """For time outside of computing and of loading: settings of either only blur it."""
 _NOT_THE_ITEM = Remedies(kinds=_STEP_KINDS | {"cache_items"}, settings=_STEP)
 """For a loader that more computing speed can't help, and whose items are cheap."""
-_MORE_WORKERS = Remedies(kinds=frozenset({"add_workers"}) | _STEP_KINDS, settings=_STEP | _LOADER)
+_MORE_WORKERS = Remedies(
+    kinds=frozenset({"add_workers"}) | _STEP_KINDS,
+    settings=_STEP | {"num_workers": (3, 4, 5, 6, 7, 8, 12, 16), "prefetch_factor": ANY},
+)
+"""For workers that read the same, share a handle, or each come to own a copy. Fewer are no mistake."""
 
 EXPECTATIONS: tuple[Expectation, ...] = (
     Expectation(
@@ -74,7 +78,7 @@ EXPECTATIONS: tuple[Expectation, ...] = (
         right=Remedies(kinds=frozenset({"accumulate_without_sync"}), words=r"no_sync"),
         wrong=Remedies(
             kinds=_STEP_KINDS | {"compress_gradients", "try_ddp"},
-            settings=_STEP | {"bucket_cap_mb": ANY, "ddp_comm_hook": ANY},
+            settings=_STEP | {"ddp": ANY, "strategy": ANY},
         ),
         ranks=2,
     ),
@@ -88,7 +92,7 @@ EXPECTATIONS: tuple[Expectation, ...] = (
         name="checkpoint_often",
         causes=frozenset({"checkpoint"}),
         right=Remedies(
-            kinds=frozenset({"save_less_often"}), words=r"(save|checkpoint)\b.*(less|async)"
+            kinds=frozenset({"save_less_often"}), words=r"(save|checkpoints?)\b.*(less often|async)"
         ),
         wrong=_NOT_THE_STEP,
     ),
@@ -112,14 +116,14 @@ EXPECTATIONS: tuple[Expectation, ...] = (
         name="eval_often",
         causes=frozenset({"validation"}),
         right=Remedies(
-            kinds=frozenset({"validate_less"}), words=r"validat.*(less|fewer|inference_mode)"
+            kinds=frozenset({"validate_less"}), words=r"validat.*(less often|fewer|inference_mode)"
         ),
         wrong=_NOT_THE_STEP,
     ),
     Expectation(
         name="iterable_dup",
         causes=frozenset({"data_cpu"}),
-        says=r"shar|same (samples|items|records)|whole stream|get_worker_info",
+        says=r"shared? out|share the stream|same (samples|items)|whole stream|get_worker_info|several times",
         right=Remedies(
             kinds=frozenset({"shard_stream"}), words=r"get_worker_info|share the stream"
         ),
@@ -139,7 +143,7 @@ EXPECTATIONS: tuple[Expectation, ...] = (
         causes=frozenset({"restart"}),
         right=Remedies(
             kinds=frozenset({"keep_workers"}),
-            settings={"persistent_workers": True, "num_workers": 0},
+            settings={"persistent_workers": (True,), "num_workers": (0,)},
         ),
         wrong=_NOT_THE_ITEM,
     ),
@@ -164,7 +168,7 @@ EXPECTATIONS: tuple[Expectation, ...] = (
         causes=frozenset({"data_tail"}),
         right=Remedies(
             kinds=frozenset({"deliver_out_of_order", "fix_slowest_items"}),
-            settings={"in_order": False, "prefetch_factor": ANY, "num_workers": ANY},
+            settings={"in_order": (False,), "prefetch_factor": ANY, "num_workers": ANY},
             words=r"in_order=False",
         ),
         wrong=Remedies(kinds=_STEP_KINDS, settings=_STEP),
@@ -174,7 +178,7 @@ EXPECTATIONS: tuple[Expectation, ...] = (
         causes=frozenset({"restart", "startup"}),
         right=Remedies(
             kinds=frozenset({"keep_workers", "pickle_less"}),
-            settings={"persistent_workers": True},
+            settings={"persistent_workers": (True,)},
             words=r"pickl",
         ),
         wrong=_NOT_THE_ITEM,
@@ -189,7 +193,7 @@ EXPECTATIONS: tuple[Expectation, ...] = (
         name="whole_file",
         causes=frozenset({"data_cpu"}),
         right=Remedies(
-            kinds=frozenset({"read_parts", "cache_items", "make_items_cheaper"}),
+            kinds=frozenset({"read_parts", "cache_items"}),
             words=r"mmap|memory.map|only the part",
         ),
         wrong=Remedies(kinds=_STEP_KINDS, settings=_STEP | _LOADER),
@@ -200,7 +204,7 @@ EXPECTATIONS: tuple[Expectation, ...] = (
         says=r"thread",
         right=Remedies(
             kinds=frozenset({"one_thread_per_worker"}),
-            settings={"worker_threads": 1},
+            settings={"worker_threads": (1,)},
             words=r"OMP_NUM_THREADS",
         ),
         wrong=Remedies(kinds=_STEP_KINDS | {"cache_items"}, settings=_STEP | _LOADER),
@@ -214,7 +218,7 @@ EXPECTATIONS: tuple[Expectation, ...] = (
     Expectation(
         name="ema_loop",
         causes=frozenset({"script"}),
-        right=Remedies(words=r"_foreach|ema_loop|train\.py:\d+|loop over (the )?parameters"),
+        right=Remedies(words=r"_foreach|\bupdate\b|loop over (the )?parameters"),
         wrong=_NOT_THE_STEP,
     ),
     Expectation(
@@ -233,7 +237,7 @@ EXPECTATIONS: tuple[Expectation, ...] = (
         name="histograms_each_step",
         causes=frozenset({"logging", "script"}),
         right=Remedies(
-            kinds=frozenset({"log_less_often"}), words=r"log.*(less|every)|histogram|train\.py:\d+"
+            kinds=frozenset({"log_less_often"}), words=r"\blog\w*\b.*less often|histogram"
         ),
         wrong=_NOT_THE_STEP,
     ),
@@ -247,7 +251,7 @@ EXPECTATIONS: tuple[Expectation, ...] = (
     Expectation(
         name="shared_zip",
         causes=frozenset({"data_io", "data_cpu"}),
-        says=r"lock|one (at a time|after (an)?other)|no faster|shared|share",
+        says=r"\block|one at a time|no faster than|(shared?|one) (file |archive )?handle",
         right=Remedies(
             kinds=frozenset({"open_in_each_worker"}), words=r"(open|handle).*each worker"
         ),
@@ -271,8 +275,8 @@ EXPECTATIONS: tuple[Expectation, ...] = (
     Expectation(
         name="python_forward",
         causes=frozenset({"script", "launch"}),
-        says=r"forward|trigrams|train\.py:\d+",
-        right=Remedies(words=r"trigrams|train\.py:\d+|into the dataset"),
+        says=r"forward|trigrams",
+        right=Remedies(words=r"trigrams|\bforward\b|into the dataset"),
         wrong=_NOT_THE_STEP,
     ),
 )
