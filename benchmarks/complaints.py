@@ -127,7 +127,7 @@ def _diagnose(expected: Expectation, folder: Path) -> dict[str, Any]:
     return found | {
         "first_verdict_s": first_verdict_s(ran.lines, document, ran.seconds),
         "lines": lines_of(document),
-        "judged": judge(document, expected),
+        "judged": judge(document, expected, (folder / "train.py").read_text()),
         "findings": document["findings"],
         "advice": document["advice"],
         "shares": document.get("shares", []),

@@ -6,6 +6,7 @@ document is read as plain JSON, with defaults for what an older version did not 
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Mapping, Sequence
 from statistics import median
@@ -17,12 +18,13 @@ from benchmarks.measures.pairs import mean_ratio
 Document = Mapping[str, Any]
 
 
-def judge(document: Document, expected: Expectation) -> dict[str, Any]:
+def judge(document: Document, expected: Expectation, source: str = "") -> dict[str, Any]:
     """Return whether a diagnosis names the right cause, and where it has the right remedy.
 
     Args:
         document: The diagnosis.
         expected: The right answer.
+        source: Text of train.py, whose lines the diagnosis may name.
 
     Returns:
         Figures: `is_cause_right`; `rank` of the first right remedy among the advice, from 1, None if there is none;
@@ -31,15 +33,15 @@ def judge(document: Document, expected: Expectation) -> dict[str, Any]:
     advice = document["advice"]
     rank = None
     for number, piece in enumerate(advice, start=1):
-        if is_one_of(piece, expected.right):
+        if is_one_of(piece, expected.right, source):
             rank = number
             break
     above = advice if rank is None else advice[: rank - 1]
-    false_above = [named(piece) for piece in above if is_one_of(piece, expected.wrong)]
+    false_above = [named(piece) for piece in above if is_one_of(piece, expected.wrong, source)]
     return {
         "verdict": document["verdict"],
         "headline": document["headline"],
-        "is_cause_right": is_cause_right(document, expected),
+        "is_cause_right": is_cause_right(document, expected, source),
         "rank": rank,
         "is_first": rank == 1,
         "is_headline": rank is not None and is_in_headline(advice[rank - 1], document),
@@ -49,7 +51,7 @@ def judge(document: Document, expected: Expectation) -> dict[str, Any]:
     }
 
 
-def is_cause_right(document: Document, expected: Expectation) -> bool:
+def is_cause_right(document: Document, expected: Expectation, source: str = "") -> bool:
     """Return whether the first finding is an accepted one, and the answer says what it must."""
     if expected.causes and document["verdict"] not in expected.causes:
         return False
@@ -60,10 +62,10 @@ def is_cause_right(document: Document, expected: Expectation) -> bool:
     # What is no matter of speed makes no finding: any of the advice may answer it.
     advice = document["advice"] if not expected.causes else document["advice"][:1]
     answer += [piece["text"] + " " + piece["basis"] for piece in advice]
-    return any(re.search(expected.says, text, re.IGNORECASE | re.DOTALL) for text in answer)
+    return any(_is_said(expected.says, text, source) for text in answer)
 
 
-def is_one_of(piece: Mapping[str, Any], remedies: Remedies) -> bool:
+def is_one_of(piece: Mapping[str, Any], remedies: Remedies, source: str = "") -> bool:
     """Return whether a piece of advice is one of these remedies: by kind, setting or words."""
     if piece["kind"] in remedies.kinds:
         return True
@@ -71,7 +73,29 @@ def is_one_of(piece: Mapping[str, Any], remedies: Remedies) -> bool:
         accepted = remedies.settings.get(name)
         if accepted is not None and (accepted == ANY or _holds(accepted, value)):
             return True
-    return bool(remedies.words) and bool(re.search(remedies.words, piece["text"], re.IGNORECASE))
+    if not remedies.words:
+        return False
+    return _is_said(remedies.words, piece["text"] + " " + piece.get("place", ""), source)
+
+
+def _is_said(pattern: str, text: str, source: str) -> bool:
+    """Return whether a text contains a pattern, with the script's lines that it names."""
+    whole = "\n".join([text, *_named_lines(text, source)])
+    return bool(re.search(pattern, whole, re.IGNORECASE | re.DOTALL))
+
+
+def _named_lines(text: str, source: str) -> list[str]:
+    """Return each line of train.py that a text names as train.py:41, and the functions that it is in."""
+    lines = source.splitlines()
+    functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
+    found = []
+    for match in re.finditer(r"train\.py:(\d+)", text):
+        number = int(match[1])
+        found += lines[number - 1 : number]
+        for node in functions:
+            if node.lineno <= number <= (node.end_lineno or node.lineno):
+                found.append(node.name)
+    return found
 
 
 def _holds(accepted: Sequence[object], value: object) -> bool:

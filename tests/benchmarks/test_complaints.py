@@ -80,6 +80,22 @@ def test_the_right_remedy_is_found_by_kind_or_words_or_setting() -> None:
     assert judge(document(piece("set", num_workers=False)), by_setting)["rank"] is None
 
 
+def test_a_line_that_is_named_counts_with_its_text_and_its_function() -> None:
+    source = "def update(means):\n    for mean in means:\n        mean.mul_(0.9)\n"
+    expected = Expectation(
+        name="four",
+        causes=frozenset(),
+        says=r"mul_",
+        right=Remedies(words=r"\bupdate\b"),
+        wrong=Remedies(),
+    )
+    named = piece("shorten_own_code", "Shorten it") | {"place": "train.py:3"}
+    found = judge(document(named, piece("other", "See train.py:3")), expected, source)
+    assert (found["rank"], found["is_cause_right"]) == (1, True)
+    other = judge(document(piece("shorten_own_code", "Shorten train.py:99")), expected, source)
+    assert (other["rank"], other["is_cause_right"]) == (None, False)
+
+
 def test_false_remedies_count_only_above_the_right_one() -> None:
     right = piece("save_less_often")
     false = piece("set", amp_dtype="bfloat16")

@@ -24,7 +24,8 @@ class Remedies:
     settings: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     """Values by setting; ANY is any value."""
     words: str = ""
-    """A regular expression, searched for in the advice's text regardless of case; "" for none."""
+    """A regular expression, searched for in the advice's text and in the lines of the script that it
+    names, regardless of case; "" for none."""
 
 
 ANY: tuple[object, ...] = ()
@@ -85,7 +86,7 @@ EXPECTATIONS: tuple[Expectation, ...] = (
     Expectation(
         name="anomaly_mode",
         causes=frozenset({"debugging"}),
-        right=Remedies(kinds=frozenset({"switch_off_mode"}), words=r"anomaly"),
+        right=Remedies(words=r"anomaly"),
         wrong=_NOT_THE_STEP,
     ),
     Expectation(
@@ -109,7 +110,7 @@ EXPECTATIONS: tuple[Expectation, ...] = (
     Expectation(
         name="denormals",
         causes=frozenset({"denormals"}),
-        right=Remedies(kinds=frozenset({"flush_denormals"}), words=r"set_flush_denormal"),
+        right=Remedies(words=r"set_flush_denormal"),
         wrong=_NOT_THE_STEP,
     ),
     Expectation(
@@ -230,7 +231,7 @@ EXPECTATIONS: tuple[Expectation, ...] = (
     Expectation(
         name="profiler_left_on",
         causes=frozenset({"debugging"}),
-        right=Remedies(kinds=frozenset({"switch_off_mode"}), words=r"profiler"),
+        right=Remedies(words=r"torch's profiler|torch\.profiler"),
         wrong=_NOT_THE_STEP,
     ),
     Expectation(
