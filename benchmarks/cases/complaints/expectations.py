@@ -100,7 +100,7 @@ EXPECTATIONS: tuple[Expectation, ...] = (
     Expectation(
         name="cow_list",
         causes=frozenset(),
-        says=r"memory.*(grow|still to come)|(grow|copies).*memory|copy.on.write",
+        says=r"copy.on.write|own copy|memory still to come|workers?\b.*\b(copy|copies|copied)\b",
         right=Remedies(
             kinds=frozenset({"store_index_compactly"}), words=r"(numpy|array).*index|index.*array"
         ),
@@ -268,8 +268,8 @@ EXPECTATIONS: tuple[Expectation, ...] = (
     Expectation(
         name="kept_graphs",
         causes=frozenset(),
-        says=r"memory.*grow|graph",
-        right=Remedies(kinds=frozenset({"detach_kept_tensors"}), words=r"detach|\.item\(\)"),
+        says=r"autograd graph|graphs? of autograd|graphs? of (each|every) step|graphs? kept|kept.* graph",
+        right=Remedies(kinds=frozenset({"detach_kept_tensors"}), words=r"detach\(\)"),
         wrong=Remedies(kinds=_ITEM_KINDS),
         effect="growth",
     ),
