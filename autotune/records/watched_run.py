@@ -58,6 +58,8 @@ class Recurring(FrozenModel):
     """Bytes that this thread wrote to files meanwhile, over all occurrences."""
     is_cut: bool = False
     """The last occurrence had not ended, or was ended early."""
+    is_muted: bool = False
+    """Calls of a tracker that does nothing in trials: they are counted, their time is not known."""
 
 
 class Startup(FrozenModel):
@@ -139,6 +141,9 @@ class WatchedRun(FrozenModel):
     """The last of these epochs was ended early, to see what the script does after one."""
     worker_starts: tuple[WorkerStart, ...] = ()
     modes: Modes = Modes()
+    written_elsewhere: tuple[str, ...] = ()
+    """Existing files whose redirected writes went to another file system: they may cost more in
+    training."""
     stacks: Stacks | None = None
     """Sampled stacks of the last seconds; None if there are none."""
     stacks_missing: str = ""
