@@ -50,7 +50,7 @@ from autotune.report.diagnosis import render_diagnosis
 from autotune.report.html import render_diagnosis_notebook
 from autotune.report.progress import ProgressMode, ShowProgress, make_progress
 from autotune.space.space import ResolvedSpace
-from autotune.tuning.probe import points_of_baseline, probe_workload
+from autotune.tuning.probe import points_of_baseline, resolve_probe
 
 _MOST_S = 60.0
 """Time limit of a diagnosis, which only the probe and the baseline's trial may exceed. Source:
@@ -66,6 +66,8 @@ _SURE_CODES = frozenset({"bottleneck", "time_not_attributed", "computed_setting"
 class MeasuringTime:
     """Measuring times of a diagnosis. Source: our conventions, to finish within a minute."""
 
+    watch_s: float = 8.0
+    """Watch of a script's own run, after its first step."""
     window_s: float = 5.0
     """Longest window of the trial."""
     stretch_s: float = 1.0
@@ -161,7 +163,13 @@ def examine(
     start("probe")
     # unknown where trials run on other machines
     free_ram_bytes = None if plan.executor.kind == "ray" else int(psutil.virtual_memory().available)
-    runner, space = probe_workload(replace(plan, space=SearchSpace(), budget=Budget()), runner)
+    plain = replace(plan, space=SearchSpace(), budget=Budget())
+    report = runner.probe(
+        plan.baseline,
+        deadline_s=plan.policy.time.baseline_deadline_s,
+        watch_s=measuring.watch_s,
+    )
+    runner, space = resolve_probe(plain, runner, report)
     plan = replace(plan, baseline=space.baseline)  # a script's is what was seen of it
     start("measure", (*warnings_in(space.notes), *others))
     measurement = _measure_baseline(plan, runner, measuring)
@@ -180,6 +188,7 @@ def examine(
         else min(free_ram_bytes, space.environment.ram_bytes),
         measurement=measurement,
         curves=Curves(),
+        watched=report.watched,
     )
     left_s = _MOST_S - (monotonic() - begun)
     if left_s - measurement.startup_s < _LEAST_CURVES_S:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from autotune.diagnosis.advice import LEAST_GAIN, rank_advice
+from autotune.diagnosis.run_shares import loop_fraction, run_shares, whole_run_gain
 from autotune.messages import diagnosis as messages
 from autotune.models.forecast import (
     advisable_points,
@@ -26,8 +27,9 @@ from autotune.models.statistics import memory_fault
 from autotune.note import Note
 from autotune.records.breakdown import Share, TimeBreakdown
 from autotune.records.ceilings import CeilingBook, Headroom, headroom_of
-from autotune.records.measurement import MemoryLimits, keep_ceilings, note_on_load
+from autotune.records.measurement import Interval, MemoryLimits, keep_ceilings, note_on_load
 from autotune.records.result import Advice, Bottleneck, Diagnosis, Evidence, Finding
+from autotune.records.watched_run import RunShare
 from autotune.settings_table import BATCH_SETTINGS
 from autotune.tuning.outcomes import busy_while_host_bound, is_host_bound
 from autotune.tuning.probe import with_settled_ceilings
@@ -341,8 +343,13 @@ def judge(
         wall_s: Seconds that the diagnosis took.
     """
     evidence = _with_credible_ceilings(evidence)
-    findings = find_bottlenecks(evidence)
-    advice = rank_advice(evidence, findings)
+    shares = run_shares(
+        evidence.watched, evidence.measurement.breakdown, evidence.environment.device_kind
+    )
+    of_step = _without_known_parts(evidence, shares)
+    in_loop = find_bottlenecks(of_step)
+    advice = _ranked(rank_advice(of_step, in_loop), evidence, shares)
+    findings = _of_run(evidence, in_loop, shares, advice)
     headline = make_headline(evidence, findings, advice)
     return Diagnosis(
         name=name,
@@ -351,12 +358,148 @@ def judge(
         headline_notes=headline,
         is_healthy=is_healthy(evidence, findings, advice),
         headroom=current_headroom(evidence),
+        shares=shares,
         findings=findings,
         advice=advice,
         evidence=evidence,
         notes=(*notes, *_notes(evidence)),
         wall_s=wall_s,
         autotune_version=__version__,
+    )
+
+
+def _without_known_parts(evidence: Evidence, shares: Sequence[RunShare]) -> Evidence:
+    """Return the evidence of a step without checkpoints, logging and collections inside it.
+
+    The breakdown counts them as gaps between operators, as it does all code of the script. Restarts
+    are those of the run, which knows the length of its epochs.
+    """
+    breakdown = evidence.measurement.breakdown
+    if evidence.watched is None or breakdown is None or not shares:
+        return evidence
+    by_part = {share.part: share.fraction for share in shares}
+    known = sum(by_part.get(part, 0.0) for part in ("checkpoint", "logging", "collection"))
+    loop = loop_fraction(shares)
+    waiting = breakdown.data_wait.fraction - breakdown.restart_fraction
+    fractions = {
+        "data_wait": waiting,
+        "device_copy": breakdown.device_copy.fraction,
+        "compute": breakdown.compute.fraction,
+        "synchronise": breakdown.synchronise.fraction,
+        "idle": max(0.0, breakdown.idle.fraction - known / max(known + loop, 1e-9)),
+    }
+    total = sum(fractions.values())
+    if total <= 0:
+        return evidence
+    parts = {
+        name: Share(fraction=min(1.0, fraction / total), source=getattr(breakdown, name).source)
+        for name, fraction in fractions.items()
+    }
+    cleaned = TimeBreakdown(**parts, restart_fraction=0.0)
+    run = evidence.measurement.model_copy(update={"breakdown": cleaned})
+    return evidence.model_copy(update={"measurement": run})
+
+
+_FAULT_FROM = 0.10
+"""Gain of the run from which removing a fault comes before changing settings. Source: our
+convention; see `_LEAST_SHARE`."""
+_FAULT_OF_BEST = 0.5
+"""Time that removing a fault must save, as a share of what the best settings save at the same
+batch, to come before them. Source: our convention."""
+
+
+def _ranked(
+    advice: Sequence[Advice], evidence: Evidence, shares: Sequence[RunShare]
+) -> tuple[Advice, ...]:
+    """Return advice with gains of the whole run, faults that are worth it first.
+
+    Settings were measured under the faults: a step ten times as slow with anomaly detection shows
+    little of what a larger batch gains without it. A small fault does not come before settings that
+    save more, except for a larger batch, which changes the training.
+    """
+    of_run = [_gaining(piece, shares) for piece in advice]
+    batch = evidence.config.micro_batch_size
+    same_batch = [
+        _saved(piece)
+        for piece in of_run
+        if piece.settings and piece.settings.get("micro_batch_size", batch) == batch
+    ]
+    least = _FAULT_OF_BEST * max(same_batch, default=0.0)
+
+    def order(piece: Advice) -> tuple[bool, float]:
+        gain = piece.expected_gain or 0.0
+        comes_first = piece.is_fault and gain >= _FAULT_FROM and _saved(piece) >= least
+        return not comes_first, -gain if comes_first else 0.0
+
+    return tuple(sorted(of_run, key=order))
+
+
+def _saved(piece: Advice) -> float:
+    """Return the share of the run's time that advice saves."""
+    gain = piece.expected_gain or 0.0
+    return 1.0 - 1.0 / (1.0 + gain)
+
+
+def _gaining(piece: Advice, shares: Sequence[RunShare]) -> Advice:
+    """Return advice on the loop with its gain of the whole run; other advice has that already."""
+    if piece.expected_samples_per_s is None or piece.expected_gain is None:
+        return piece
+    interval = piece.gain_interval
+    if interval is not None:
+        interval = Interval(
+            value=whole_run_gain(shares, interval.value),
+            low=whole_run_gain(shares, interval.low),
+            high=whole_run_gain(shares, interval.high),
+        )
+    return piece.model_copy(
+        update={
+            "expected_gain": whole_run_gain(shares, piece.expected_gain),
+            "gain_interval": interval,
+        }
+    )
+
+
+def find_in_run(evidence: Evidence, shares: Sequence[RunShare]) -> Iterator[Finding]:
+    """Yield the bottlenecks of a run outside its steps."""
+    if evidence.watched is None:
+        return
+    for share in shares:
+        bottleneck = _OF_PART.get(share.part)
+        if bottleneck is not None:
+            words = messages.part_evidence(
+                share=share.fraction, period=share.period, place=share.place
+            )
+            yield _finding(bottleneck, share.fraction, words)
+
+
+_OF_PART: dict[str, Bottleneck] = {
+    "startup": "startup",
+    "restart": "restart",
+    "checkpoint": "checkpoint",
+    "validation": "validation",
+    "logging": "logging",
+    "collection": "collection",
+}
+
+
+def _of_run(
+    evidence: Evidence,
+    in_loop: Sequence[Finding],
+    shares: Sequence[RunShare],
+    advice: Sequence[Advice],
+) -> tuple[Finding, ...]:
+    """Return the bottlenecks of the whole run: that of the first advice first, then by share."""
+    loop = loop_fraction(shares)
+    found = [
+        *(finding.model_copy(update={"share": loop * finding.share}) for finding in in_loop),
+        *find_in_run(evidence, shares),
+    ]
+    heavy = [finding for finding in found if finding.share >= _LEAST_SHARE] or found[:1]
+    first = advice[0].against if advice and advice[0].is_fault else None
+    return tuple(
+        sorted(heavy, key=lambda finding: (finding.bottleneck != first, -finding.share))
+        if len(shares) and evidence.watched is not None
+        else heavy
     )
 
 
@@ -407,6 +550,14 @@ def make_headline(
             second_share=findings[1].share,
         )
     for piece in advice:
+        if piece.is_fault and piece.against == first.bottleneck:
+            gain = piece.gain_interval
+            return head, messages.remedy(
+                advice=piece.text,
+                gain=piece.expected_gain,
+                low=None if gain is None else gain.low,
+                high=None if gain is None else gain.high,
+            )
         if piece.settings and piece.expected_gain is not None:
             return head, _headline_of(evidence, piece, piece.expected_gain)
     if has_others:

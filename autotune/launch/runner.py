@@ -143,9 +143,15 @@ class TrialRunner:
         job = self._job_for(messages.TrialJob, config, deadline_s, **own)
         return self._run(name, job, should_end).result
 
-    def probe(self, config: TrainingConfig, *, deadline_s: float) -> RankReport:
-        """Probe the workload: return environment and facts, or a result with the reason why it fails."""
-        return self._run("probe", self._job_for(messages.ProbeJob, config, deadline_s))
+    def probe(
+        self, config: TrainingConfig, *, deadline_s: float, watch_s: float = 0.0
+    ) -> RankReport:
+        """Probe the workload: return environment and facts, or a result with the reason why it fails.
+
+        A script is watched for `watch_s` seconds after its first step.
+        """
+        job = self._job_for(messages.ProbeJob, config, deadline_s, watch_s=watch_s)
+        return self._run("probe", job)
 
     def describe(self, *, deadline_s: float) -> RankReport:
         """Describe the machine alone, without a workload."""

@@ -12,6 +12,7 @@ from autotune.messages.units import (
     format_short_time,
     format_throughput,
     show,
+    show_interval,
 )
 from autotune.note import Note
 
@@ -27,14 +28,14 @@ BOTTLENECKS = {
     "synchronise": "bound by host-device synchronisation",
     "memory": "bound by memory bandwidth",
     "threads": "bound by CPU oversubscription",
-    "checkpoint": "time in checkpoints",
-    "validation": "time in validation",
-    "logging": "time in logging",
-    "collection": "time in garbage collection",
-    "startup": "time to the first step",
+    "checkpoint": "bound by checkpoints",
+    "validation": "bound by validation",
+    "logging": "bound by logging",
+    "collection": "bound by garbage collection",
+    "startup": "bound by its start",
     "debugging": "slowed down by a debugging mode",
     "denormals": "slowed down by subnormal values",
-    "cores": "short of cores that it may use",
+    "cores": "bound by cores that it may not use",
     "communication": "communication-bound",
     "unknown": "not known",
 }
@@ -84,6 +85,17 @@ def computed_setting(settings: Mapping[str, object], gain: float) -> str:
 
 
 @message
+def remedy(
+    advice: str, gain: float | None, low: float | None = None, high: float | None = None
+) -> str:
+    if gain is None:
+        return f"{advice}."
+    if low is None or high is None:
+        return f"{advice}: {show(gain, 'gain')} expected."
+    return f"{advice}: {show(gain, 'gain')} expected ({show_interval(low, high, 'gain')})."
+
+
+@message
 def may_help(settings: Mapping[str, object], others_cores: float, cores: int) -> str:
     return (
         f"{show(settings, 'settings')} may help, but other programs used {others_cores:.1f} of the "
@@ -110,6 +122,11 @@ def _percent(gain: float) -> str:
 
 
 # Evidence
+
+
+@message
+def part_evidence(share: float, period: str, place: str) -> str:
+    return f"{format_fraction(share)} of the time, {period} at {place}"
 
 
 @message

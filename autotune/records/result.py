@@ -281,11 +281,19 @@ class Advice(FrozenModel):
     expected_samples_per_s: float | None
     """Expected throughput; None if it can't be estimated."""
     expected_gain: float | None
-    """Expected throughput over the current one, minus 1."""
+    """Expected throughput of the whole run over the current one, minus 1."""
     text: str
     """The action in a sentence."""
     basis: str
     """Measured figures behind the expectation."""
+    is_fault: bool = False
+    """True if it removes a fault, whose gain comes before settings that were measured under it."""
+    against: Bottleneck | None = None
+    """Bottleneck that it is against; None for settings, which may help with several."""
+    gain_interval: Interval | None = None
+    """95 % interval of `expected_gain`; None if unknown."""
+    place: str = ""
+    """File and line that it is about; empty if unknown."""
 
 
 class Diagnosis(FrozenModel):
@@ -311,7 +319,7 @@ class Diagnosis(FrozenModel):
     """Bottlenecks, largest share first, except that the host comes before the device that waits for
     it; at least one."""
     advice: tuple[Advice, ...]
-    """Actions: settings first, then the rest; each with the largest gain first."""
+    """Actions: faults first, then settings, then the rest; each with the largest gain first."""
     evidence: Evidence
     notes: tuple[Note, ...] = ()
     """Notes on the evidence."""

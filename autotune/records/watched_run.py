@@ -19,6 +19,7 @@ RunPart = Literal[
     "waiting",
     "restart",
     "copy",
+    "compute",
     "forward",
     "backward",
     "optimizer",
@@ -30,8 +31,9 @@ RunPart = Literal[
     "other",
 ]
 """Parts of a run's wall time: from the process's start to the end of the first step; waiting for
-the training loader; from an epoch's `iter(loader)` to its first batch; copies to the device; the
-three parts of a step; the host's waits for the device; writing checkpoints; passes over another
+the training loader; from an epoch's `iter(loader)` to its first batch; copies to the device;
+computing on an accelerator, whose three parts of a step are not told apart; on a CPU the three
+parts of a step; the host's waits for the device; writing checkpoints; passes over another
 loader without training; printing, progress bars, loggers and trackers; garbage collection; all
 else that the script does."""
 RUN_PARTS: tuple[RunPart, ...] = get_args(RunPart)
@@ -43,7 +45,7 @@ class Recurring(FrozenModel):
     part: RunPart
     what: str
     """The function called, as users write it: "torch.save", "print", "gc.collect"; for a validation
-    the dataset's class."""
+    the dataset's class, of part "other" the script's work between two epochs."""
     place: str = ""
     """File and line of the user's call, such as "train.py:41"; empty if unknown."""
     at_steps: tuple[int, ...]

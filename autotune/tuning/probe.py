@@ -78,7 +78,13 @@ def probe_workload(plan: Plan, runner: TrialRunner) -> tuple[TrialRunner, Resolv
         ConfigError: the plan contradicts the workload, or no configuration is possible.
     """
     longest_s = min(plan.policy.time.baseline_deadline_s, plan.budget.timeout_s or inf)
-    report = runner.probe(plan.baseline, deadline_s=longest_s)
+    return resolve_probe(plan, runner, runner.probe(plan.baseline, deadline_s=longest_s))
+
+
+def resolve_probe(
+    plan: Plan, runner: TrialRunner, report: RankReport
+) -> tuple[TrialRunner, ResolvedSpace]:
+    """Resolve the space from a probe's report; see `probe_workload`."""
     if report.environment is None or report.facts is None:
         raise _probe_failure(report, runner)
     facts = report.facts

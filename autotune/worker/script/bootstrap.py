@@ -44,11 +44,13 @@ def open_session(
     job: messages.WorkloadJob, place: Place, dump: HangDump, started: float
 ) -> Session:
     """Watch torch in this process, and do a job once the script trains."""
+    from autotune.protocol import messages as kinds
     from autotune.worker.build import seed_all
     from autotune.worker.place import DEADLINE_SHARE, Start
     from autotune.worker.script.files.protection import protect_torch
     from autotune.worker.script.hooks import install
     from autotune.worker.script.session import Session, doer_of
+    from autotune.worker.script.watch import Watch
 
     protect_torch()
     overrides = overrides_of(job)
@@ -56,7 +58,8 @@ def open_session(
     seed_all(job.process.seed)
     ends_at = started + DEADLINE_SHARE * job.process.deadline_s
     start = Start(started=started, built_from=perf_counter(), ends_at=ends_at, before={})
-    session = Session(job, overrides, place, doer_of(job, place, dump, start))
+    watch = Watch(started) if isinstance(job, kinds.ProbeJob) and job.watch_s else None
+    session = Session(job, overrides, place, doer_of(job, place, dump, start, watch), watch)
     install(session)
     return session
 

@@ -453,6 +453,16 @@ class ScriptFeed:
         self.is_own = True
         stop_iterator(self.loader, iterator, within_s)
 
+    def end_epoch(self) -> None:
+        """End the script's epoch early, and return once it asks for a batch of the next one.
+
+        Raises:
+            FeedEnded: The script has ended.
+        """
+        batches = self.epoch_batches
+        self.outside_s += self._next_epoch()
+        self.epoch_batches = batches
+
     def _next_epoch(self) -> float:
         """Begin the next epoch, and return the seconds that the script spent between the two.
 

@@ -225,7 +225,7 @@ def _patch_loader(kind: type[DataLoader[Any]], session: Session) -> None:
         instead = session.before_iter(self)
         if instead is not None:
             return instead
-        with workers_unwatched(), session.making_iterator(self):
+        with workers_unwatched(), session.making_iterator(self), session.iterating(self):
             iterator = begin_persistent(self, own_iter)
         session.after_iter(self, iterator)
         return iterator
@@ -249,6 +249,14 @@ def _caller() -> tuple[str, int]:
     if nearest is None:
         return "unknown", 0
     return str(Path(nearest.f_code.co_filename).absolute()), nearest.f_lineno
+
+
+def users_place() -> str:
+    """Return the name of the file and the line of the script's running code, such as "train.py:41"."""
+    file, line = _caller()
+    path = Path(file)
+    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path.name
+    return f"{shown}:{line}"
 
 
 def _site_of(file: str, line: int, nth: int, arguments: dict[str, Any]) -> LoaderSite:
@@ -295,7 +303,8 @@ def _patch_backward(session: Session) -> None:
         loss = tensors[0] if isinstance(tensors, list | tuple) and tensors else tensors
         if isinstance(loss, torch.Tensor):
             session.on_loss(loss)
-        plain(tensors, *args, **kwargs)
+        with session.inside("backward"):
+            plain(tensors, *args, **kwargs)
         session.after_backward()
 
     torch.autograd.backward = backward
@@ -325,7 +334,8 @@ def _patch_calls(session: Session) -> None:
         _CALLS.is_inside = True
         try:
             session.on_call(self, args, kwargs)
-            return switched(self, partial(_plain_call, self), args, kwargs)
+            with session.calling(self):
+                return switched(self, partial(_plain_call, self), args, kwargs)
         finally:
             _CALLS.is_inside = _CALLS.is_released
 

@@ -12,11 +12,12 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from threading import Thread, get_ident
+from threading import Thread, Timer, get_ident
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
@@ -36,6 +37,7 @@ from autotune.protocol.messages import NO_EXTRAS, REPORT_UNWRITTEN, RankReport
 from autotune.records.measurement import WAIT_SOURCE, Measurement
 from autotune.records.result import Curves
 from autotune.records.trial import TrialResult, sample_scan_s
+from autotune.records.watched_run import RunPart, WatchedRun
 from autotune.worker.batch import tensors_of, unwrapped
 from autotune.worker.build import WorkloadFault, is_stream
 from autotune.worker.conditions import conditions_before
@@ -74,6 +76,7 @@ from autotune.worker.script.feeds import (
 from autotune.worker.script.hooks import plain_next, release_module_calls, torchs_own
 from autotune.worker.script.overrides import Overrides
 from autotune.worker.script.sightings import Made, SideBatches, Sightings, device_of, is_trained
+from autotune.worker.script.watch import Watch
 from autotune.worker.trial import (
     after_block_of,
     ended_when_stuck,
@@ -228,7 +231,13 @@ _REPORTED_FROM_S = 0.1
 convention."""
 
 
-def doer_of(job: messages.WorkloadJob, place: Place, dump: HangDump, start: Start) -> Doer:
+def doer_of(
+    job: messages.WorkloadJob,
+    place: Place,
+    dump: HangDump,
+    start: Start,
+    watch: Watch | None = None,
+) -> Doer:
     """Return the function that does a job in a scene.
 
     Call it right before the script's first line: for a probe it records the modules and
@@ -238,7 +247,8 @@ def doer_of(job: messages.WorkloadJob, place: Place, dump: HangDump, start: Star
         case messages.TrialJob():
             return partial(_measure_trial, job, place, dump, start)
         case messages.ProbeJob():
-            return partial(_probe, job, start, frozenset(sys.modules), dict(os.environ))
+            before = _Before(frozenset(sys.modules), dict(os.environ))
+            return partial(_probe, job, place, start, before, watch)
         case messages.CurvesJob():
             return partial(_trace, job, place, start)
         case messages.PrecisionJob():
@@ -349,63 +359,67 @@ def _notes_on_other_loaders(feed: ScriptFeed, seen: Sightings) -> Iterator[Note]
         yield training_moved(place=_place(site), batch_size=site.batch_size)
 
 
+class _Before(NamedTuple):
+    """The process before the script's first line."""
+
+    modules: frozenset[str]
+    """Modules imported."""
+    variables: Mapping[str, str]
+    """Environment variables."""
+
+
 def _probe(
     job: messages.ProbeJob,
+    place: Place,
     start: Start,
-    modules: frozenset[str],
-    variables: Mapping[str, str],
+    before: _Before,
+    watch: Watch | None,
     scene: Scene,
 ) -> RankReport:
     """Observe some steps of a script, and return its baseline and facts.
 
     Args:
         job: The probe job.
+        place: The folder that the report goes to.
         start: When this process began, and when it must end.
-        modules: Modules imported before the script's first line.
-        variables: Environment variables before the script's first line.
+        before: The process before the script's first line.
+        watch: Clock of the script's own run; None if it is not watched.
         scene: The training loop that was found.
     """
     seen = scene.sightings
     feed = scene.feed
-    loader = scene.loader
-    begun = perf_counter()
-    least_s, short_s = _OBSERVED_S
-    steps = span = 0
-    # Observe steps until there are enough, or enough time has passed.
-    if loader is not None:
-        seen.samples.clear()
-    while True:
-        try:
-            delivery = feed.take()
-        except LoopMoved:
-            loader = scene.loader
-            steps = span = 0
-            seen.samples.clear()
-            seen.spans.clear()
-            continue
-        seen.batch(delivery.batch, delivery.samples // ranks())
-        before = seen.steps.copy()
-        scene.trainer.train(delivery.batch)
-        made = max((seen.steps - before).values(), default=0)
-        steps += made
-        span += 1
-        if made:
-            # A script may take several batches, then train on all of them.
-            seen.spans.append(max(1, round(span / made)))
-            span = 0
-        spent_s = perf_counter() - begun
-        has_enough_steps = steps >= _OBSERVED_STEPS and spent_s >= least_s
-        has_enough_time = steps >= 2 and spent_s >= short_s
-        if (has_enough_steps or has_enough_time) and not feed.is_moving:
-            break
-        if perf_counter() > start.ends_at:
-            raise WorkloadFault(
-                f"a script must make some optimizer steps within its deadline of "
-                f"{job.process.deadline_s:.0f} s, but "
-                f"made {steps}; give it shorter steps, or a longer budget.timeout_s"
-            )
+
+    def report(*, is_parted: bool = True) -> RankReport:
+        """Return the baseline and the facts, as far as they are known."""
+        loader = scene.loader
+        command = job.command or ()
+        placeholders = placeholders_in(command)
+        observed = seen.observed(job.config, loader, ranks(), placeholders)
+        is_in_process = python_start(filled(command, job.config)) is not None
+        script = seen.facts(
+            observed,
+            loader,
+            placeholders,
+            modules=installed_modules(before.modules),
+            is_in_process=is_in_process and is_own_python(command[0]),
+        )
+        return _done(
+            facts=seen.workload_facts(observed, loader, script, is_sharded=is_parted),
+            variables=changed_variables(before.variables),
+            environment=describe(scene.device, job_blocks=job.process.blocks_launches),
+            conditions=conditions_before(gpus_used(scene.device), start.before),
+        )
+
+    # Observe steps until there are enough, or enough time has passed; go on while they are watched.
+    _observe(job, start, scene)
+    watched = None
+    if watch is not None:
+        watched = _watch_on(watch, job.watch_s, place, scene, report())
+        if watched.has_ended:
+            return watched.report
     # Read ahead into the page cache, and check how a stream is shared between workers.
     is_parted = True
+    loader = scene.loader
     if loader is not None and isinstance(feed, ScriptFeed):
         feed.take_over()
         with suppress(FeedEnded):  # some streams can be read only once
@@ -417,24 +431,140 @@ def _probe(
                 or loader.num_workers > 1
                 or _is_sharded(loader.dataset, feed)
             )
-    # Derive the baseline and the facts.
-    command = job.command or ()
-    placeholders = placeholders_in(command)
-    observed = seen.observed(job.config, loader, ranks(), placeholders)
-    is_in_process = python_start(filled(command, job.config)) is not None
-    script = seen.facts(
-        observed,
-        loader,
-        placeholders,
-        modules=installed_modules(modules),
-        is_in_process=is_in_process and is_own_python(command[0]),
-    )
-    return _done(
-        facts=seen.workload_facts(observed, loader, script, is_sharded=is_parted),
-        variables=changed_variables(variables),
-        environment=describe(scene.device, job_blocks=job.process.blocks_launches),
-        conditions=conditions_before(gpus_used(scene.device), start.before),
-    )
+    found = report(is_parted=is_parted)
+    return found if watched is None else found.model_copy(update={"watched": watched.run})
+
+
+def _observe(job: messages.ProbeJob, start: Start, scene: Scene) -> None:
+    """Let the script train until its facts are known.
+
+    Raises:
+        WorkloadFault: It makes too few steps within the deadline.
+    """
+    seen = scene.sightings
+    begun = perf_counter()
+    least_s, short_s = _OBSERVED_S
+    steps = span = 0
+    if scene.loader is not None:
+        seen.samples.clear()
+    while True:
+        try:
+            made = _train_once(scene)
+        except LoopMoved:
+            steps = span = 0
+            seen.samples.clear()
+            seen.spans.clear()
+            continue
+        steps += made
+        span += 1
+        if made:
+            # A script may take several batches, then train on all of them.
+            seen.spans.append(max(1, round(span / made)))
+            span = 0
+        spent_s = perf_counter() - begun
+        has_enough_steps = steps >= _OBSERVED_STEPS and spent_s >= least_s
+        has_enough_time = steps >= 2 and spent_s >= short_s
+        if (has_enough_steps or has_enough_time) and not scene.feed.is_moving:
+            return
+        if perf_counter() > start.ends_at:
+            raise WorkloadFault(
+                f"a script must make some optimizer steps within its deadline of "
+                f"{job.process.deadline_s:.0f} s, but "
+                f"made {steps}; give it shorter steps, or a longer budget.timeout_s"
+            )
+
+
+def _train_once(scene: Scene) -> int:
+    """Let the script train on a batch, and return the optimizer steps that it made.
+
+    Raises:
+        FeedEnded: The script has ended.
+        LoopMoved: It now trains on another loader.
+    """
+    seen = scene.sightings
+    delivery = scene.feed.take()
+    seen.batch(delivery.batch, delivery.samples // ranks())
+    before = seen.steps.copy()
+    scene.trainer.train(delivery.batch)
+    return max((seen.steps - before).values(), default=0)
+
+
+# A script's own run, watched: some seconds of steps, then what the script does once an epoch is over
+
+
+_WATCHED_STEPS = 12
+"""Optimizer steps to watch at least, if they take no longer than twice the time. Source: our
+convention."""
+_EPOCH_END_S = 6.0
+"""Longest time to watch the end of an epoch that was ended early: its validation, its checkpoint,
+and the start of the next one. Source: our convention; the first verdict comes within 20 s of the
+first step."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Watched:
+    """The end of a watch."""
+
+    run: WatchedRun | None
+    report: RankReport
+    """The report with it."""
+    has_ended: bool
+    """The script will not train any further."""
+
+
+def _watch_on(
+    watch: Watch, seconds: float, place: Place, scene: Scene, known: RankReport
+) -> _Watched:
+    """Let the script train on while it is watched, then end its epoch early and watch what follows.
+
+    A script that does not come back (a validation of hours) is ended with what is known by then.
+
+    Args:
+        watch: The clock.
+        seconds: Seconds to watch after the first step.
+        place: The folder that the report goes to.
+        scene: The training loop.
+        known: The report so far, which is kept: the script may end, or fail after an epoch that was
+            ended early.
+    """
+    feed = scene.feed
+    epoch_batches = feed.epoch_batches
+
+    def result(*, has_ended: bool) -> _Watched:
+        run = watch.finish(epoch_batches)
+        release_module_calls()
+        return _Watched(run, known.model_copy(update={"watched": run}), has_ended)
+
+    def ended_after(seconds: float) -> Timer:
+        """Start a timer that ends the process with what is known by then."""
+        timer = Timer(seconds, lambda: end_process(place, result(has_ended=True).report))
+        timer.daemon = True
+        timer.start()
+        return timer
+
+    most_s = 2 * seconds
+    late = ended_after(max(0.0, most_s + _EPOCH_END_S - watch.elapsed_s))
+    try:
+        while watch.elapsed_s < seconds or (
+            watch.steps < _WATCHED_STEPS and watch.elapsed_s < most_s
+        ):
+            with suppress(LoopMoved):
+                _train_once(scene)
+        if isinstance(feed, ScriptFeed) and not feed.epochs and ranks() == 1:
+            run = watch.so_far(epoch_batches)
+            place.keep(known.model_copy(update={"watched": run}))
+            late.cancel()
+            late = ended_after(_EPOCH_END_S)
+            watch.is_epoch_cut = True
+            feed.end_epoch()
+            for _ in range(2):  # the second request ends the first batch's step
+                with suppress(LoopMoved):
+                    _train_once(scene)
+    except FeedEnded:
+        return result(has_ended=True)
+    finally:
+        late.cancel()
+    return result(has_ended=False)
 
 
 def _is_sharded(dataset: Any, feed: ScriptFeed) -> bool:
@@ -538,6 +668,22 @@ def _held_weakly(dataset: object) -> Callable[[], object]:
         return lambda: dataset
 
 
+def end_process(place: Place, report: RankReport) -> None:
+    """Write the report and end the process at once, without cleanup of the script's own."""
+    code = REPORT_UNWRITTEN
+    try:
+        with suppress(Exception):  # a full disk, or whatever the script has put in place of `os`
+            place.write(report)
+            code = 0
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        if code == 0:
+            place.end_trial()  # last: the parent ends this process at once
+    finally:
+        os._exit(code)
+
+
 class Session:
     """Watch a process for its job; `hooks` calls it whenever the script uses torch.
 
@@ -546,6 +692,7 @@ class Session:
         overrides: The settings that the script should have.
         place: The folder that the report goes to.
         do: Function that does the job in a scene, and returns its report; None without a job.
+        watch: Clock of the script's own run; None if it is not watched.
     """
 
     def __init__(
@@ -554,6 +701,7 @@ class Session:
         overrides: Overrides,
         place: Place,
         do: Doer | None = None,
+        watch: Watch | None = None,
     ) -> None:
         self.job = job
         self.overrides = overrides
@@ -569,6 +717,7 @@ class Session:
         script = None if job is None else job.script
         is_shallow = isinstance(job, messages.TrialJob)
         self._loaders = Loaders(self.sightings, script, is_shallow=is_shallow)
+        self._watch = None if self._is_passive else watch
         self._drives_by_forward = self._drives_by_step = False
         self._steps_since_asked = 0
         """Optimizer steps since the training loader was last asked for a batch."""
@@ -607,14 +756,17 @@ class Session:
             return None
         feed = self.feed
         if self._loaders.is_evaluated(loader):
+            self._side_began(loader)
             if isinstance(feed, ScriptFeed):
                 feed.side_batches.begin()
             return None
         if isinstance(feed, StepFeed):
+            self._side_began(loader)
             return None
         if feed is not None:
             is_rebuilt = feed.may_be_rebuilt and self.sightings.is_rebuilt_from(loader, feed.loader)
             if loader is not feed.loader and not is_rebuilt:
+                self._side_began(loader)
                 feed.side_batches.begin()
                 return None
             if feed.is_own and not self._has_wrapper:
@@ -633,6 +785,22 @@ class Session:
         may_train = id(loader) in self._loaders.counted
         is_followed = may_train if self.feed is None else self.feed.loader is loader
         return self._loaders.depth.applied(loader) if is_followed else nullcontext()
+
+    def iterating(self, loader: DataLoader[Any]) -> AbstractContextManager[None]:
+        """Clock the start of an iterator of the training loader, or of one that may become it."""
+        if self._watch is None or self._is_measuring or self._is_side(loader):
+            return nullcontext()
+        return self._watch.iterating()
+
+    def _is_side(self, loader: DataLoader[Any]) -> bool:
+        """Return whether a loader is known not to be the training loader, or is only evaluated."""
+        if self.feed is None:
+            return not torch.is_grad_enabled() and self._has_stepped
+        return self.feed.loader is not loader or not torch.is_grad_enabled()
+
+    def _side_began(self, loader: DataLoader[Any]) -> None:
+        if self._watch is not None:
+            self._watch.side_began(type(loader.dataset).__name__)
 
     def after_iter(self, loader: DataLoader[Any], iterator: Any) -> None:
         """Record a loader's new iterator."""
@@ -664,12 +832,29 @@ class Session:
         if isinstance(feed, ScriptFeed):
             return self._next_of(loader, iterator, feed)
         if iterator.autotune_is_evaluation:
-            return uncounted(iterator)
-        if feed is None and loader is self._loaders.training:
-            counted = self._loaders.counted[id(loader)]
-            depth = self._loaders.depth
-            return self._start(ScriptFeed(self.conductor, counted, iterator, depth, ranks()))
-        return self._loaders.next(loader, iterator)
+            return self._uncounted(iterator)
+        with self._fetching():
+            if feed is None and loader is self._loaders.training:
+                counted = self._loaders.counted[id(loader)]
+                depth = self._loaders.depth
+                return self._start(ScriptFeed(self.conductor, counted, iterator, depth, ranks()))
+            return self._loaders.next(loader, iterator)
+
+    def _fetching(self) -> AbstractContextManager[None]:
+        """Clock a request for a batch of the training loader."""
+        return nullcontext() if self._watch is None else self._watch.fetching()
+
+    def _uncounted(self, iterator: Any) -> Any:
+        """Return a batch of a loader that is not measured."""
+        try:
+            batch = uncounted(iterator)
+        except StopIteration:
+            if self._watch is not None:
+                self._watch.side_ended()
+            raise
+        if self._watch is not None:
+            self._watch.side_seen()
+        return batch
 
     def _next_of(self, loader: DataLoader[Any], iterator: Any, feed: ScriptFeed) -> Any:
         """Return a batch of the training loader or of another one, while the measurement runs."""
@@ -684,7 +869,8 @@ class Session:
             feed.ask_of(iterator)
             self._steps_since_asked = 0
             self._asked_at = perf_counter()
-            return self.conductor.ask()
+            with self._fetching():
+                return self.conductor.ask()
         if self._is_another_thread:
             return uncounted(iterator)
         return self._side_batch(loader, iterator, feed.side_batches)
@@ -710,7 +896,7 @@ class Session:
             side_batches.site = self.sightings.site_of(loader) or side_batches.site
         asked = perf_counter()
         try:
-            batch = uncounted(iterator)
+            batch = self._uncounted(iterator)
         except StopIteration:
             side_batches.end()
             raise
@@ -723,6 +909,8 @@ class Session:
         """Act before an optimizer's step."""
         self.overrides.before_step()
         self._has_stepped = True
+        if self._watch is not None:
+            self._watch.enter("optimizer")
         if self._applied is not None:
             self._applied.before_step()
 
@@ -738,6 +926,7 @@ class Session:
             return
         self.sightings.step(optimizer)
         self._was_backward = True
+        self._watch_step()
         if isinstance(self.feed, StepFeed):
             self.feed.has_trained()
         elif self.feed is not None and not self._is_another_thread:
@@ -751,6 +940,11 @@ class Session:
                 self._check_for_kept_batches()
         elif not self._drives_by_forward and self._loaders.has_none_after_step():
             self._drive_by_forward()
+
+    def _watch_step(self) -> None:
+        if self._watch is not None:
+            self._watch.leave()
+            self._watch.stepped(self.sightings.most_steps)
 
     def _check_for_kept_batches(self) -> None:
         """Switch to counting steps if the script trains on batches it kept (itertools.cycle)."""
@@ -766,6 +960,8 @@ class Session:
     def on_loss(self, loss: Tensor) -> None:
         """Act before the backward pass of a loss."""
         self._was_backward = True
+        if self._watch is not None:
+            self._watch.ends_pass()
         self._computes()
         if self.trainer is not None and loss.numel() == 1:
             self.trainer.loss = loss.detach().reshape(())
@@ -787,6 +983,17 @@ class Session:
         # In eval mode after the first step it is an evaluation, or a copy being exported.
         if trains and (module.training or not self._has_stepped):
             self.overrides.module(module)
+
+    def calling(self, module: nn.Module) -> AbstractContextManager[None]:
+        """Clock the call of an outermost module."""
+        if self._watch is None:
+            return nullcontext()
+        trains = module.training and torch.is_grad_enabled()
+        return self._watch.calling(type(module).__name__, trains=trains)
+
+    def inside(self, part: RunPart) -> AbstractContextManager[None]:
+        """Clock a part of the script's run."""
+        return nullcontext() if self._watch is None else self._watch.inside(part)
 
     def ddp_made(self, model: DistributedDataParallel) -> None:
         """Record a model that was wrapped in DDP."""
@@ -844,7 +1051,8 @@ class Session:
 
     def _start(self, feed: ScriptFeed | StepFeed) -> Any:
         """Start the measurement, and return the batch that it gives first."""
-        release_module_calls()
+        if self._watch is None:
+            release_module_calls()
         # A job that the script starts at an epoch's end (a linear probe, say) is not measured.
         unwatch_children()
         optimizer = self.sightings.main_optimizer
@@ -875,20 +1083,7 @@ class Session:
 
     def end(self, report: RankReport) -> None:
         """Write the report and end the process at once, without cleanup of the script's own."""
-        code = REPORT_UNWRITTEN
-        try:
-            with suppress(
-                Exception
-            ):  # a full disk, or whatever the script has put in place of `os`
-                self.place.write(report)
-                code = 0
-            for stream in (sys.stdout, sys.stderr):
-                with suppress(OSError, ValueError, AttributeError):
-                    stream.flush()
-            if code == 0:
-                self.place.end_trial()  # last: the parent ends this process at once
-        finally:
-            os._exit(code)
+        end_process(self.place, report)
 
     def script_ended(self, error: BaseException | None = None) -> None:
         """Report what was measured by the script's end; otherwise report that it ended or failed.
@@ -896,6 +1091,8 @@ class Session:
         Args:
             error: The exception that ended the script; None if it returned.
         """
+        if self._watch is not None and self._watch.is_epoch_cut:
+            self.conductor.end()  # the facts are complete, and the script's end may be our doing
         if self._is_passive or self.place.report.exists():
             return
         seen = self.sightings
