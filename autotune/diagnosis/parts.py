@@ -126,19 +126,19 @@ def _largest_of_parts(
             _Largest(
                 kind=largest,
                 period=period,
-                steps=_steps_instead(watched, largest, period),
+                steps=_steps_instead(largest, period),
                 each_s=sum(kind.total_s for kind in together) / largest.count,
                 each_bytes=sum(kind.written_bytes for kind in together) // largest.count,
             ),
         )
 
 
-def _steps_instead(watched: WatchedRun, kind: Recurring, period: str) -> int | None:
+def _steps_instead(kind: Recurring, period: str) -> int | None:
     """Return the steps between two occurrences that the remedy leaves; None if epochs or chance set it."""
-    if kind.count < 2 or "epoch" in period:
+    if len(kind.at_steps) < 2 or "epoch" in period:
         return None
-    apart = max(1.0, watched.steps / kind.count)
-    return round(apart / _AS_OFTEN)
+    apart = (kind.at_steps[-1] - kind.at_steps[0]) / (len(kind.at_steps) - 1)
+    return round(max(1.0, apart) / _AS_OFTEN)
 
 
 def _words(part: RunPart, largest: _Largest) -> AdviceText:

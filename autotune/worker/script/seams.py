@@ -176,6 +176,8 @@ class _Installed:
     attribute was inherited."""
     collections: list[AbstractContextManager[None]] = field(default_factory=list)
     """The automatic collection that runs, if any."""
+    is_collecting: bool = False
+    """True within the script's own gc.collect, whose collection is not an automatic one."""
     is_forked_off: bool = False
     """True once a child is told to watch nothing."""
 
@@ -293,7 +295,7 @@ def _patched(seam: _Seam, module: ModuleType) -> list[_Pair]:
         # Lightning's loggers share one private class.
         kind = "Logger" if name == "log_metrics" and is_method else getattr(owner, "__name__", "")
         what = f"{seam.prefix}{kind}.{name}" if is_method else f"{seam.prefix}{name}"
-        timed = _timed(function, seam.part, what)
+        timed = _timed(_asked_for(function) if what == "gc.collect" else function, seam.part, what)
         if is_method:
             _patch_attribute(owner, name, timed)
         else:
@@ -337,6 +339,20 @@ def _timed(function: Callable[..., Any], part: RunPart, what: str) -> Callable[.
             return function(*args, **named)
         with watch.inside(part, what):
             return function(*args, **named)
+
+    return call
+
+
+def _asked_for(collect: Callable[..., int]) -> Callable[..., int]:
+    """Return gc.collect, marked as the script's own while it runs."""
+
+    @wraps(collect)
+    def call(*args: Any, **named: Any) -> int:
+        _installed.is_collecting = True
+        try:
+            return collect(*args, **named)
+        finally:
+            _installed.is_collecting = False
 
     return call
 
@@ -401,7 +417,7 @@ def _on_collection(phase: str, info: Mapping[str, int]) -> None:
             _installed.collections.pop().__exit__(None, None, None)
         return
     watch = _installed.watch
-    if watch is None or watch.is_over:
+    if watch is None or watch.is_over or _installed.is_collecting:
         return
     is_full = info.get("generation") == 2
     context = watch.inside("collection", f"{AUTOMATIC}, generation 2" if is_full else AUTOMATIC)
