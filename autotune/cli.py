@@ -299,10 +299,11 @@ def check(plan: Plan, by_exit_code: bool) -> None:
 
 @cli.command(cls=BeforeCommand)
 @of_plan
+@click.option("--full", "is_full", is_flag=True, help="Show all evidence, advice and notes.")
 @_as_json
 @_quiet
 @_exit_code
-def diagnose(plan: Plan, as_json: bool, quiet: bool, by_exit_code: bool) -> None:
+def diagnose(plan: Plan, is_full: bool, as_json: bool, quiet: bool, by_exit_code: bool) -> None:
     """Find out why training is slow and what to change.
 
     Give a CONFIG (see autotune init) or the command that trains:
@@ -321,7 +322,7 @@ def diagnose(plan: Plan, as_json: bool, quiet: bool, by_exit_code: bool) -> None
     else:
         from autotune.report.diagnosis import print_diagnosis
 
-        show(lambda console: print_diagnosis(found, console))
+        show(lambda console: print_diagnosis(found, console, is_full=is_full))
     end_if(by_exit_code and found.verdict not in {"compute", "unknown"})
 
 

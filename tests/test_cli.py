@@ -245,14 +245,17 @@ def test_diagnose_hands_the_plan_on_and_shows_the_answer(
 
     api.diagnose_plan = diagnose_plan
     monkeypatch.setattr(
-        diagnosis, "print_diagnosis", lambda found, console: console.print("launch-bound")
+        diagnosis,
+        "print_diagnosis",
+        lambda found, console, is_full: console.print(f"launch-bound, {is_full}"),
     )
     assert (
         call("diagnose", "x.yaml", "--set", "baseline.num_workers=3", "--quiet").stdout
-        == "launch-bound\n"
+        == "launch-bound, False\n"
     )
+    assert call("diagnose", "x.yaml", "--full").stdout == "launch-bound, True\n"
     assert json.loads(call("diagnose", "x.yaml", "--json").stdout) == {"verdict": "launch"}
-    assert calls == [(3, {"progress": False}), (0, {"progress": "auto"})]
+    assert calls == [(3, {"progress": False}), *2 * [(0, {"progress": "auto"})]]
 
 
 # The executor
@@ -269,7 +272,7 @@ def plans(api: Any, shown: None, monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
         return SimpleNamespace(summary="", run_dir="", space=space, stale=None, diagnosis="")
 
     api.run_plan = api.check_plan = api.diagnose_plan = answer
-    monkeypatch.setattr(diagnosis, "print_diagnosis", lambda found, console: None)
+    monkeypatch.setattr(diagnosis, "print_diagnosis", lambda found, console, is_full: None)
     Path("train.py").touch()
     return found
 
@@ -508,7 +511,7 @@ def test_diagnose_exit_code(
     found = SimpleNamespace(verdict=verdict, model_dump_json=lambda indent: "{}")
     api.diagnose_plan = lambda plan, **_: SimpleNamespace(diagnosis=found)
     monkeypatch.setattr(
-        diagnosis, "print_diagnosis", lambda found, console: console.print(found.verdict)
+        diagnosis, "print_diagnosis", lambda found, console, is_full: console.print(found.verdict)
     )
     assert call("diagnose", "x.yaml", "--exit-code").exit_code == code
     assert call("diagnose", "x.yaml", "--exit-code", "--json").exit_code == code

@@ -21,7 +21,7 @@ from autotune.api.setup import (
 )
 from autotune.config.plan import Budget, Plan, SearchSpace
 from autotune.diagnosis.advice import list_variations
-from autotune.diagnosis.bottlenecks import judge
+from autotune.diagnosis.bottlenecks import first_verdict, judge
 from autotune.errors import NothingFeasibleError, WorkloadError
 from autotune.launch.launcher import Launcher
 from autotune.launch.machine import Neighbours
@@ -52,9 +52,9 @@ from autotune.report.progress import ProgressMode, ShowProgress, make_progress
 from autotune.space.space import ResolvedSpace
 from autotune.tuning.probe import points_of_baseline, resolve_probe
 
-_MOST_S = 60.0
+_MOST_S = 45.0
 """Time limit of a diagnosis, which only the probe and the baseline's trial may exceed. Source:
-docs/diagnose.md promises an answer within a minute."""
+docs/diagnose.md promises it."""
 _LEAST_CURVES_S = 10.0
 """Least time for the curves, without the trial's start; less is not worth building the workload
 again. Source: our convention."""
@@ -171,7 +171,8 @@ def examine(
     )
     runner, space = resolve_probe(plain, runner, report)
     plan = replace(plan, baseline=space.baseline)  # a script's is what was seen of it
-    start("measure", (*warnings_in(space.notes), *others))
+    verdict = first_verdict(report.watched)
+    start("measure", (*verdict, *warnings_in(space.notes), *others))
     measurement = _measure_baseline(plan, runner, measuring)
     spread = assumed_variation(space.environment.device_kind).of(
         [measurement.window.is_held_by_device]

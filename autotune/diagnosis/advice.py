@@ -44,7 +44,7 @@ from autotune.models.throughput_law import joint_rate
 from autotune.policy import POLICY
 from autotune.records.breakdown import LoaderCosts
 from autotune.records.ceilings import SIDES, CeilingBook
-from autotune.records.measurement import Activations, Ceilings, Measurement
+from autotune.records.measurement import Activations, Ceilings, Interval, Measurement
 from autotune.records.result import (
     Advice,
     Bottleneck,
@@ -83,6 +83,49 @@ def advise(words: AdviceText, present: float, expected: float | None) -> Advice:
         text=words.note.text,
         basis=words.basis,
     )
+
+
+def advise_saving(
+    words: AdviceText,
+    saved: Interval | float | None,
+    against: Bottleneck,
+    *,
+    place: str = "",
+) -> Advice:
+    """Return advice that removes a fault and saves this share of the whole run's time.
+
+    Args:
+        words: The advice and its basis.
+        saved: Share of the time, in 0..1, with its interval if known; None if it can't be
+            estimated.
+        against: The bottleneck that it is against.
+        place: File and line that it is about.
+    """
+    ends = saved if isinstance(saved, Interval) else None
+    share = saved.value if isinstance(saved, Interval) else saved
+    interval = None
+    if ends is not None:
+        interval = Interval(
+            value=gain_of(ends.value), low=gain_of(ends.low), high=gain_of(ends.high)
+        )
+    return advise(words, 1.0, None).model_copy(
+        update={
+            "expected_gain": None if share is None else gain_of(share),
+            "gain_interval": interval,
+            "is_fault": True,
+            "against": against,
+            "place": place,
+        }
+    )
+
+
+_MOST_SAVED = 0.99
+"""Largest share of the time that advice may claim to save. Source: our convention."""
+
+
+def gain_of(saved: float) -> float:
+    """Return the gain of throughput if this share of the time is saved."""
+    return 1.0 / (1.0 - min(max(saved, 0.0), _MOST_SAVED)) - 1.0
 
 
 def worth_giving(advice: Iterable[Advice]) -> list[Advice]:
@@ -508,6 +551,43 @@ def list_remedies(
         elif code in _FOR_THE_REST and (code != "compute" or finding is findings[0]):
             yield from _FOR_THE_REST[code](evidence, finding)
     yield from remove_padding(evidence)
+    yield from _fewer_syncs(evidence)
+
+
+def exchange_fraction(evidence: Evidence) -> float:
+    """Return the share of a watched run in which exchanges of gradients hold the step up."""
+    watched = evidence.watched
+    if watched is None or watched.exchange is None or not watched.watched_s:
+        return 0.0
+    exposed_s = watched.exchange.exposed_s or 0.0
+    return min(1.0, watched.exchange.synchronised * exposed_s / watched.watched_s)
+
+
+def _fewer_syncs(evidence: Evidence) -> Iterator[Advice]:
+    """Advise to exchange gradients once a step, and not to look for unused parameters in vain.
+
+    Source: pytorch.org, DistributedDataParallel: no_sync, find_unused_parameters.
+    """
+    watched = evidence.watched
+    if watched is None or watched.exchange is None or not watched.steps:
+        return
+    exchange = watched.exchange
+    surplus = 1.0 - watched.steps / max(exchange.synchronised, 1)
+    if exchange.exposed_s and surplus >= _LEAST_SURPLUS:
+        share = exchange_fraction(evidence)
+        words = messages.accumulate_without_sync(
+            backwards_per_step=exchange.synchronised / watched.steps,
+            exposed_s=exchange.exposed_s,
+            exchange_fraction=share,
+        )
+        yield advise_saving(words, surplus * share, "communication")
+    if exchange.searches_unused and not exchange.has_unused:
+        yield advise_saving(messages.no_search_for_unused(), None, "communication")
+
+
+_LEAST_SURPLUS = 0.3
+"""Share of exchanges that no optimizer step needs from which they are a fault: half is the least
+that accumulation over two passes has. Source: our convention."""
 
 
 def _cpu_work(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:

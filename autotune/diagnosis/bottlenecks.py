@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from autotune.diagnosis.advice import LEAST_GAIN, rank_advice
+from autotune.diagnosis.advice import LEAST_GAIN, exchange_fraction, rank_advice
 from autotune.diagnosis.run_shares import loop_fraction, run_shares, whole_run_gain
 from autotune.messages import diagnosis as messages
 from autotune.models.forecast import (
@@ -29,7 +29,7 @@ from autotune.records.breakdown import Share, TimeBreakdown
 from autotune.records.ceilings import CeilingBook, Headroom, headroom_of
 from autotune.records.measurement import Interval, MemoryLimits, keep_ceilings, note_on_load
 from autotune.records.result import Advice, Bottleneck, Diagnosis, Evidence, Finding
-from autotune.records.watched_run import RunShare
+from autotune.records.watched_run import RunShare, WatchedRun
 from autotune.settings_table import BATCH_SETTINGS
 from autotune.tuning.outcomes import busy_while_host_bound, is_host_bound
 from autotune.tuning.probe import with_settled_ceilings
@@ -350,7 +350,7 @@ def judge(
     in_loop = find_bottlenecks(of_step)
     advice = _ranked(rank_advice(of_step, in_loop), evidence, shares)
     findings = _of_run(evidence, in_loop, shares, advice)
-    headline = make_headline(evidence, findings, advice)
+    headline = make_headline(evidence, findings, advice, shares)
     return Diagnosis(
         name=name,
         verdict=findings[0].bottleneck,
@@ -366,6 +366,20 @@ def judge(
         wall_s=wall_s,
         autotune_version=__version__,
     )
+
+
+def first_verdict(watched: WatchedRun | None) -> tuple[Note, ...]:
+    """Return where the time goes, as far as a watch alone shows it; empty without one."""
+    shares = run_shares(watched, None, "cpu")
+    largest = sorted(shares, key=lambda share: -share.fraction)[:_FIRST_PARTS]
+    if not largest:
+        return ()
+    parts = {f"{one.part}": one.fraction for one in largest if one.fraction >= _LEAST_SHARE}
+    return (messages.so_far(parts=parts),)
+
+
+_FIRST_PARTS = 3
+"""Parts of the first verdict. Source: our convention."""
 
 
 def _without_known_parts(evidence: Evidence, shares: Sequence[RunShare]) -> Evidence:
@@ -463,6 +477,7 @@ def find_in_run(evidence: Evidence, shares: Sequence[RunShare]) -> Iterator[Find
     """Yield the bottlenecks of a run outside its steps."""
     if evidence.watched is None:
         return
+    yield from _exchange(evidence.watched, exchange_fraction(evidence))
     for share in shares:
         bottleneck = _OF_PART.get(share.part)
         if bottleneck is not None:
@@ -470,6 +485,20 @@ def find_in_run(evidence: Evidence, shares: Sequence[RunShare]) -> Iterator[Find
                 share=share.fraction, period=share.period, place=share.place
             )
             yield _finding(bottleneck, share.fraction, words)
+
+
+def _exchange(watched: WatchedRun, share: float) -> Iterator[Finding]:
+    """Yield the exchange of gradients between ranks, with passes that no step needs."""
+    exchange = watched.exchange
+    if exchange is None or exchange.exposed_s is None or not watched.steps:
+        return
+    per_step = exchange.synchronised / watched.steps
+    words = messages.exchange_evidence(exposed_s=per_step * exchange.exposed_s)
+    if round(per_step) > 1:
+        words = messages.unneeded_exchanges_evidence(
+            backwards_per_step=per_step, exposed_s=exchange.exposed_s
+        )
+    yield _finding("communication", share, words)
 
 
 _OF_PART: dict[str, Bottleneck] = {
@@ -528,9 +557,12 @@ def current_headroom(evidence: Evidence) -> Headroom:
 
 
 def make_headline(
-    evidence: Evidence, findings: Sequence[Finding], advice: Sequence[Advice]
+    evidence: Evidence,
+    findings: Sequence[Finding],
+    advice: Sequence[Advice],
+    shares: Sequence[RunShare] = (),
 ) -> tuple[Note, ...]:
-    """Return the headline: the bottleneck, then the setting that should help most."""
+    """Return the headline: the bottleneck, then the remedy that should help most."""
     first = findings[0]
     points = (*evidence.curves.loader, *evidence.curves.device)
     has_others = any(point.changes and point.ceiling is not None for point in points)
@@ -549,11 +581,16 @@ def make_headline(
             second=findings[1].bottleneck,
             second_share=findings[1].share,
         )
+    part = next((share for share in shares if share.part == first.bottleneck), None)
+    if part is not None and evidence.watched is not None:
+        head = messages.largest_share(
+            part=part.part, share=part.fraction, period=part.period, place=part.place
+        )
     for piece in advice:
         if piece.is_fault and piece.against == first.bottleneck:
             gain = piece.gain_interval
-            return head, messages.remedy(
-                advice=piece.text,
+            return head, messages.remedy_expected(
+                remedy=piece.text,
                 gain=piece.expected_gain,
                 low=None if gain is None else gain.low,
                 high=None if gain is None else gain.high,

@@ -625,6 +625,27 @@ _FOLLOW = "scale the learning rate with the global batch"
 
 
 @_advice
+def accumulate_without_sync(
+    backwards_per_step: float, exposed_s: float, exchange_fraction: float
+) -> tuple[str, str]:
+    return (
+        "Exchange gradients only in the last of the "
+        f"{format_mean_count(backwards_per_step)} backward passes of a step: put the others into "
+        "model.no_sync()"
+    ), (
+        f"each exchange holds a backward pass up for {format_short_time(exposed_s)}; all take "
+        f"{format_fraction(exchange_fraction)} of the time"
+    )
+
+
+@_advice
+def no_search_for_unused() -> tuple[str, str]:
+    return (
+        "Set find_unused_parameters=False in DistributedDataParallel"
+    ), "it walks the graph in each step, and every parameter had a gradient"
+
+
+@_advice
 def try_ddp() -> tuple[str, str]:
     text = "Let the search try strategy ddp: one process for each device, which exchange only gradients"
     return text, "no trial has measured it"

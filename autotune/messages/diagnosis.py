@@ -9,10 +9,11 @@ from autotune.messages import message
 from autotune.messages.units import (
     format_bytes,
     format_fraction,
+    format_mean_count,
     format_short_time,
     format_throughput,
     show,
-    show_interval,
+    show_gain_interval,
 )
 from autotune.note import Note
 
@@ -40,6 +41,30 @@ BOTTLENECKS = {
     "unknown": "not known",
 }
 """Name of each bottleneck of a single job."""
+RUN_PART_NAMES = {
+    "startup": "start-up",
+    "waiting": "waiting for data",
+    "restart": "epoch restarts",
+    "copy": "copying to the device",
+    "compute": "computing on the device",
+    "forward": "forward pass",
+    "backward": "backward pass",
+    "optimizer": "optimizer",
+    "synchronise": "waiting for the device",
+    "checkpoint": "checkpoints",
+    "validation": "validation",
+    "logging": "logging",
+    "collection": "garbage collection",
+    "other": "other Python of the script",
+}
+"""Name of each part of an hour of training."""
+_WITH_ARTICLE = frozenset({"forward", "backward", "optimizer"})
+_OCCURRENCES = {
+    "checkpoint": "checkpoint",
+    "validation": "validation",
+    "collection": "garbage collection",
+}
+"""One occurrence of each part that most trainings have and a short observation may miss."""
 
 
 # Headline
@@ -65,6 +90,37 @@ def bottleneck(
 
 
 @message
+def largest_share(part: str, share: float, period: str = "", place: str = "") -> str:
+    """Write the first sentence of a script's diagnosis: the largest share that can be won."""
+    article = "the " if part in _WITH_ARTICLE else ""
+    text = (
+        f"{format_fraction(share)} of an hour of training goes into {article}{RUN_PART_NAMES[part]}"
+    )
+    details = ", ".join(filter(None, [period, place]))
+    return f"{text} ({details})." if details else f"{text}."
+
+
+@message
+def remedy_expected(
+    remedy: str, gain: float | None, low: float | None = None, high: float | None = None
+) -> str:
+    """Write the second one: its remedy, a sentence without a full stop, and its expected gain.
+
+    Args:
+        remedy: The remedy.
+        gain: Its gain; None if unknown.
+        low: Lower end of the gain's 95 % interval; None if the interval is unknown.
+        high: Upper end; None if it is infinite.
+    """
+    if gain is None:
+        return f"{remedy}."
+    text = f"{remedy}: {show(gain, 'gain')} expected"
+    if low is None:
+        return f"{text}."
+    return f"{text} ({show_gain_interval(low, high)})."
+
+
+@message
 def time_not_attributed(share: float) -> str:
     return f"{format_fraction(share)} of the time is not spent waiting for data; its breakdown was not measured."
 
@@ -75,6 +131,15 @@ def time_unknown() -> str:
 
 
 @message
+def so_far(parts: Mapping[str, float]) -> str:
+    shares = ", ".join(
+        f"{RUN_PART_NAMES.get(part, part)} {format_fraction(share)}"
+        for part, share in parts.items()
+    )
+    return f"An hour of this training goes into: {shares}"
+
+
+@message
 def best_setting(settings: Mapping[str, object], gain: float) -> str:
     return f"{_set(settings)}: {show(gain, 'gain')} expected."
 
@@ -82,17 +147,6 @@ def best_setting(settings: Mapping[str, object], gain: float) -> str:
 @message
 def computed_setting(settings: Mapping[str, object], gain: float) -> str:
     return f"{_set(settings)}: about {show(gain, 'gain')} expected (computed from an item's cost, not measured)."
-
-
-@message
-def remedy(
-    advice: str, gain: float | None, low: float | None = None, high: float | None = None
-) -> str:
-    if gain is None:
-        return f"{advice}."
-    if low is None or high is None:
-        return f"{advice}: {show(gain, 'gain')} expected."
-    return f"{advice}: {show(gain, 'gain')} expected ({show_interval(low, high, 'gain')})."
 
 
 @message
@@ -121,7 +175,36 @@ def _percent(gain: float) -> str:
     return f"{100 * gain:.0f} %"
 
 
+# An hour of training
+
+
+@message
+def not_observed(parts: Sequence[str], observed_s: float | None) -> str:
+    names = [_OCCURRENCES[part] for part in parts]
+    listed = " or ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+    observed = "time" if observed_s is None else show(observed_s, "duration")
+    return f"No {listed} within the {observed} observed."
+
+
+@message
+def not_excluded(cause: str, reason: Note | str) -> str:
+    return f"{cause} ({reason})"
+
+
 # Evidence
+
+
+@message
+def unneeded_exchanges_evidence(backwards_per_step: float, exposed_s: float) -> str:
+    return (
+        f"a step has {format_mean_count(backwards_per_step)} backward passes, and each of them "
+        f"exchanges gradients, which holds it up for {format_short_time(exposed_s)}"
+    )
+
+
+@message
+def exchange_evidence(exposed_s: float) -> str:
+    return f"exchanging gradients holds each step up for {format_short_time(exposed_s)}"
 
 
 @message

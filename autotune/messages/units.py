@@ -69,9 +69,11 @@ def format_times(ratio: float) -> str:
 
 
 def format_gain(gain: float) -> str:
-    """Return a gain in throughput: "+23 %"; from twice the throughput on "2.4 times"."""
+    """Return a gain in throughput: "+23 %", "-3 %"; from twice the throughput on "2.4 times"."""
+    if not isfinite(gain):
+        return "unknown"
     if gain < 1:
-        return f"+{100 * gain:.0f} %"
+        return f"{round(100 * gain):+d} %"
     return f"{1 + gain:.1f} times" if gain < 9 else f"{1 + gain:.0f} times"
 
 
@@ -168,9 +170,25 @@ def show_interval(low: float, high: float, unit: Unit) -> str:
     return "unknown" if "unknown" in ends else " to ".join(ends)
 
 
-def text_bar(fraction: float) -> str:
-    """Return a share in 0..1 as a bar of full blocks."""
-    return "█" * round(30 * fraction)  # a third of a terminal
+def show_gain_interval(low: float, high: float | None) -> str:
+    """Return the ends of a gain's interval: "+55 to +90 %", "at least +20 %" without an upper one."""
+    if high is None or not isfinite(high):
+        return f"at least {format_gain(low)}"
+    ends = [format_gain(low), format_gain(high)]
+    for unit in (" %", " times"):
+        if ends[0].endswith(unit) and ends[1].endswith(unit):
+            ends[0] = ends[0].removesuffix(unit)
+    return " to ".join(ends)
+
+
+def text_bar(fraction: float, longest: int = 30) -> str:
+    """Return a share in 0..1 as a bar of full blocks.
+
+    Args:
+        fraction: The share.
+        longest: Blocks of the whole; by default a third of a terminal.
+    """
+    return "█" * round(longest * fraction)
 
 
 # Words for the codes in records, shared by messages and reports.

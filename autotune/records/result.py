@@ -320,6 +320,8 @@ class Diagnosis(FrozenModel):
     it; at least one."""
     advice: tuple[Advice, ...]
     """Actions: faults first, then settings, then the rest; each with the largest gain first."""
+    not_excluded: tuple[Note, ...] = ()
+    """Causes that could not be checked, each in a few words with the reason."""
     evidence: Evidence
     notes: tuple[Note, ...] = ()
     """Notes on the evidence."""

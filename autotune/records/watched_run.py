@@ -120,6 +120,22 @@ class Modes(FrozenModel):
     """Cores that this machine has online."""
 
 
+class Exchange(FrozenModel):
+    """Exchange of gradients by DistributedDataParallel, since the first step."""
+
+    backwards: int
+    """Backward passes."""
+    synchronised: int
+    """Those that exchanged gradients."""
+    exposed_s: float | None = None
+    """Mean seconds of such an exchange that computing did not hide, by DDP's own sampled timers;
+    None if it has not sampled any."""
+    searches_unused: bool = False
+    """find_unused_parameters=True."""
+    has_unused: bool = False
+    """DDP has found parameters without a gradient."""
+
+
 class WatchedRun(FrozenModel):
     """A script's own run, observed from its start until some seconds after its first step."""
 
@@ -146,6 +162,8 @@ class WatchedRun(FrozenModel):
     written_elsewhere: tuple[str, ...] = ()
     """Existing files whose redirected writes went to another file system: they may cost more in
     training."""
+    exchange: Exchange | None = None
+    """None without DistributedDataParallel."""
     stacks: Stacks | None = None
     """Sampled stacks of the last seconds; None if there are none."""
     stacks_missing: str = ""

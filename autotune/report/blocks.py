@@ -224,7 +224,8 @@ def _trend(line: MemoryLine, summary: RunSummary) -> Trend:
 
 
 _WORDS = (
-    "advice device evidence outcome precision reason result searched setting settings value what"
+    "advice device evidence outcome place precision reason recurs result searched setting settings "
+    "value what"
 )
 TEXT_HEADS = frozenset({"", *_WORDS.split()})
 """Heads of text columns, which are left-aligned and may wrap; figures are right-aligned."""
@@ -317,22 +318,27 @@ def footnotes(sentences: Iterable[str]) -> Bullets:
 
 
 def tabulate(
-    rows: Iterable[Mapping[str, str]], heads: Iterable[str] = (), *, kinds: Iterable[str] = ()
+    rows: Iterable[Mapping[str, str]],
+    heads: Iterable[str] = (),
+    *,
+    kinds: Iterable[str] = (),
+    empty: str = NO_VALUE,
 ) -> Table:
     """Build a table from rows of cells by head, without columns that no row has a value for.
 
     Args:
-        rows: Cells by their heads; a missing cell is NO_VALUE.
+        rows: Cells by their heads; a missing cell is `empty`.
         heads: Columns in order; by default those of the rows.
         kinds: A kind for each row, or none.
+        empty: Text of a cell without a value.
     """
     rows = list(rows)
     shown = [
         head
         for head in tuple(heads) or dict.fromkeys(head for row in rows for head in row)
-        if any(row.get(head, NO_VALUE) != NO_VALUE for row in rows)
+        if any(row.get(head, empty) != empty for row in rows)
     ]
-    cells = tuple(tuple(row.get(head, NO_VALUE) for head in shown) for row in rows)
+    cells = tuple(tuple(row.get(head, empty) for head in shown) for row in rows)
     return Table(heads=tuple(shown), rows=cells, row_kinds=tuple(kinds))
 
 

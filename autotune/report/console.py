@@ -56,6 +56,22 @@ def print_block(block: Block, console: Console) -> None:
         console.print(Padding(grid, (1, 0) if isinstance(block, Table) else 0, expand=False))
 
 
+def wrap_lines(text: str, console: Console, most: int, *, indent: str = "") -> list[str]:
+    """Wrap foreign text into at most `most` lines, the last one cut with an ellipsis.
+
+    Args:
+        text: The text.
+        console: The console, whose width the lines keep to.
+        most: Number of lines.
+        indent: Put before each line.
+    """
+    width = max(console.width - len(indent), 1)
+    lines = [line.plain.rstrip() for line in Text(one_line(text)).wrap(console, width)]
+    if len(lines) > most:
+        lines = [*lines[: most - 1], shorten(f"{lines[most - 1]} …", width)]
+    return [indent + line for line in lines if line]
+
+
 def _grid_of(block: Block) -> RenderableType | None:
     match block:
         case Paragraph():

@@ -17,7 +17,7 @@ from markupsafe import Markup
 from autotune.messages.units import format_fraction
 from autotune.records.result import Diagnosis
 from autotune.report.blocks import TEXT_HEADS, Plot, filled
-from autotune.report.diagnosis import describe_present, diagnosis_sections
+from autotune.report.diagnosis import ADVICE_TITLE, describe_present, diagnosis_sections
 from autotune.report.drawing import draw
 from autotune.report.model import ReportModel
 from autotune.report.words import PART_NAMES, one_line, without_controls
@@ -98,8 +98,6 @@ def _environment() -> Environment:
 
 # Notebooks: fragments with inline styles, in the notebook's own colours.
 
-_OPEN_SECTIONS = 3  # the time breakdown, the bottlenecks, what to do
-
 
 def render_notebook(report: ReportModel) -> str:
     """Render the fragment that a notebook shows for a result."""
@@ -109,10 +107,12 @@ def render_notebook(report: ReportModel) -> str:
 def render_diagnosis_notebook(diagnosis: Diagnosis) -> str:
     """Render the fragment that a notebook shows for a diagnosis, its evidence to unfold."""
     sections = diagnosis_sections(diagnosis)
+    titles = [section.title for section in sections]
+    first = titles.index(ADVICE_TITLE) + 1 if ADVICE_TITLE in titles else len(sections)
     values = {
         "headline": diagnosis.headline,
         "present": describe_present(diagnosis),
-        "first": sections[:_OPEN_SECTIONS],
-        "rest": sections[_OPEN_SECTIONS:],
+        "first": sections[:first],
+        "rest": sections[first:],
     }
     return render_template("notebook_diagnosis.html.j2", values)

@@ -27,6 +27,7 @@ from autotune.messages.units import (
     format_count,
     format_times,
     show,
+    show_gain_interval,
     show_interval,
 )
 from autotune.models.evidence import rate_of_runs
@@ -98,21 +99,25 @@ from autotune.report.words import (
 
 
 def advice_table(advice: Iterable[Advice], *, is_loaded: bool = False) -> Table:
-    """Tabulate advice: its gain, the expected throughput, the advice and its basis.
+    """Tabulate advice: its gain with interval, the expected throughput, the advice with its place and basis.
 
     Args:
         advice: The rows.
         is_loaded: Other programs slowed the measurements: gains and throughput are left out, since
             they may be an effect of that.
     """
-    rows = (
-        {
-            "gain": show(piece.expected_gain, "gain"),
-            "samples/s": show(piece.expected_samples_per_s, "plain_rate"),
-            "advice": f"{piece.text}. Basis: {piece.basis}.",
-        }
-        for piece in advice
-    )
+    rows = []
+    for piece in advice:
+        ends = piece.gain_interval
+        place = f" ({piece.place})" if piece.place else ""
+        rows.append(
+            {
+                "gain": show(piece.expected_gain, "gain"),
+                INTERVAL: NO_VALUE if ends is None else show_gain_interval(ends.low, ends.high),
+                "samples/s": show(piece.expected_samples_per_s, "plain_rate"),
+                "advice": f"{piece.text}{place}. Basis: {piece.basis}.",
+            }
+        )
     return tabulate(rows, ["advice"] if is_loaded else [])
 
 

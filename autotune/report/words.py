@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from autotune.config.training_config import TrainingConfig
@@ -42,6 +43,24 @@ def shorten(text: str, width: int) -> str:
     line = Text(one_line(text))
     line.truncate(max(width, 1), overflow="ellipsis")
     return line.plain
+
+
+_LEAST_FOR_START = 24
+"""Terminal cells from which a shortened path keeps its start. Source: our convention."""
+
+
+def shorten_path(path: str, width: int) -> str:
+    """Put a path on a single line of at most `width` terminal cells: an ellipsis for its middle.
+
+    Its end, with the file's name, keeps two thirds, or all if there is little space.
+    """
+    line = one_line(path)
+    if cell_len(line) <= width:
+        return line
+    start_width = (width - 1) // 3 if width >= _LEAST_FOR_START else 0
+    start = set_cell_size(line, start_width)
+    end = set_cell_size(line[::-1], width - 1 - start_width)[::-1]
+    return f"{start.rstrip()}…{end.lstrip()}"
 
 
 # Names of settings and of the codes in records: a few words without a full stop.

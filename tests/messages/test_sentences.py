@@ -14,13 +14,14 @@ import pytest
 from autotune import messages
 from autotune.diagnosis.scaling import Cause
 from autotune.messages.advice import AdviceText
-from autotune.messages.diagnosis import BOTTLENECKS, UnevenRank
+from autotune.messages.diagnosis import BOTTLENECKS, RUN_PART_NAMES, UnevenRank
 from autotune.messages.search import _CEILINGS
 from autotune.messages.space import _NO_EFFECT, _UNREACHED
 from autotune.messages.trials import _STAGES
 from autotune.messages.units import OUTCOMES, THROTTLE_REASONS
 from autotune.note import Note
 from autotune.records.result import Bottleneck
+from autotune.records.watched_run import RUN_PARTS
 from autotune.report.words import CAUSES
 
 EXAMPLES: dict[object, Sequence[object]] = {
@@ -36,6 +37,8 @@ EXAMPLES: dict[object, Sequence[object]] = {
 CODES: dict[str, Sequence[object]] = {
     "bottleneck": tuple(BOTTLENECKS),
     "second": (None, "copy"),
+    "part": tuple(RUN_PART_NAMES),
+    "parts": (["checkpoint"], ["checkpoint", "validation", "collection"]),
     "reasons": (["thermal"], [*THROTTLE_REASONS]),
     "bound": tuple(_CEILINGS),
     "stage": tuple(_STAGES),
@@ -48,8 +51,9 @@ CODES: dict[str, Sequence[object]] = {
 """Arguments that are codes, by their names alone or with their message's."""
 
 
-def test_every_bottleneck_has_its_name() -> None:
+def test_every_bottleneck_and_part_has_its_name() -> None:
     assert list(BOTTLENECKS) == list(get_args(Bottleneck))
+    assert list(RUN_PART_NAMES) == list(RUN_PARTS)
     assert list(CAUSES) == list(get_args(Cause))
 
 

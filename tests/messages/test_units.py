@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 from rich.cells import cell_len
 
 from autotune.config.training_config import DdpConfig, TrainingConfig
-from autotune.messages.units import NO_VALUE, Unit, format_bytes_of, show, show_interval
-from autotune.report.words import cut_middle, format_setting, one_line, shorten
+from autotune.messages.units import (
+    NO_VALUE,
+    Unit,
+    format_bytes_of,
+    show,
+    show_gain_interval,
+    show_interval,
+)
+from autotune.report.words import cut_middle, format_setting, one_line, shorten, shorten_path
 from tests.factories import FAST, GROUP
 
 GIB = 2**30
@@ -48,7 +57,10 @@ MIB = 2**20
         ("times", 2.412, "2.41"),
         ("times", 12.34, "12.3"),
         ("gain", 0.4, "+40 %"),
+        ("gain", -0.034, "-3 %"),
+        ("gain", -0.001, "+0 %"),
         ("gain", 1.4, "2.4 times"),
+        ("gain", inf, "unknown"),
         ("seconds", 0.0, "0 us"),
         ("seconds", 12.34e-6, "12.3 us"),
         ("seconds", 999.6e-6, "1 ms"),
@@ -123,3 +135,27 @@ def test_long_text_keeps_both_ends() -> None:
 )
 def test_size_differs_from_its_limit(size: int, limit: int, text: str) -> None:
     assert format_bytes_of(size, limit) == text
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "text"),
+    [
+        (0.55, 0.9, "+55 to +90 %"),
+        (-0.02, 0.31, "-2 to +31 %"),
+        (0.8, 1.4, "+80 % to 2.4 times"),
+        (1.1, 1.7, "2.1 to 2.7 times"),
+        (0.2, inf, "at least +20 %"),
+    ],
+)
+def test_interval_of_a_gain_has_its_unit_once(low: float, high: float, text: str) -> None:
+    assert show_gain_interval(low, high) == text
+
+
+@pytest.mark.parametrize("width", [12, 24, 40])
+@pytest.mark.parametrize("path", ["/a/long/path/" * 9 + "train.py:41", "長い道" * 30 + "n.py:41"])
+def test_shortened_path_keeps_its_end(path: str, width: int) -> None:
+    short = shorten_path(path, width)
+    assert cell_len(short) <= width
+    assert short.endswith("n.py:41")
+    assert "…" in short
+    assert shorten_path("train.py:41", width) == "train.py:41"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from math import inf
+from collections.abc import Iterable, Sequence
+from math import inf, isfinite
 from typing import Any
 
 from autotune.config.plan import ObjectFacts
 from autotune.config.training_config import TrainingConfig
 from autotune.diagnosis.bottlenecks import judge
+from autotune.messages.diagnosis import largest_share, not_excluded, remedy_expected
 from autotune.messages.search import little_gain_expected
-from autotune.messages.trials import float32_unknown
+from autotune.messages.trials import clock_lowered, float32_unknown, others_on_device
 from autotune.note import Note
 from autotune.records.ceilings import Ceiling
 from autotune.records.measurement import (
@@ -27,8 +29,16 @@ from autotune.records.measurement import (
     PackForecast,
     Tokens,
 )
-from autotune.records.result import Curves, Diagnosis, LargerBatch, RunSummary, RunVariation
+from autotune.records.result import (
+    Advice,
+    Curves,
+    Diagnosis,
+    LargerBatch,
+    RunSummary,
+    RunVariation,
+)
 from autotune.records.trial import Failure, Outcome, TrialRecord
+from autotune.records.watched_run import RUN_PARTS, RunPart, RunShare, Startup, WatchedRun
 from autotune.report.comparison import Comparison, compare_summaries
 from autotune.space.scaling import LrAdvice
 from tests.factories import (
@@ -590,7 +600,192 @@ def diagnosis_cases() -> dict[str, Diagnosis]:
             breakdown=make_breakdown(wait=0.6, restart=0.5),
         ),
     }
-    return {name: judge("resnet", evidence, wall_s=83.0) for name, evidence in known.items()}
+    found = {name: judge("resnet", evidence, wall_s=83.0) for name, evidence in known.items()}
+    return found | hour_cases()
+
+
+def hour_cases() -> dict[str, Diagnosis]:
+    """Build a diagnosis of a script for each kind of hour that its training may have."""
+    steps: dict[RunPart, float] = {
+        "forward": 0.17,
+        "backward": 0.14,
+        "optimizer": 0.04,
+        "waiting": 0.008,
+    }
+    steps |= {"startup": 0.006, "copy": 0.0, "other": 0.006}
+    save = make_advice(
+        "Save a checkpoint every 60 steps, or in the background: "
+        "torch.distributed.checkpoint.async_save",
+        gain=(1.36, 1.1, 1.7),
+        place="train.py:41",
+    )
+    sixteen = make_advice("Set amp_dtype=bfloat16", gain=(0.12, 0.05, 0.2), amp_dtype="bfloat16")
+    larger = make_advice(
+        "Set micro_batch_size=128, amp_dtype=bfloat16",
+        gain=(0.14, -0.02, 0.31),
+        micro_batch_size=128,
+        amp_dtype="bfloat16",
+    )
+    rarely = make_advice(
+        "Validate every 200 steps, on fewer batches, or in larger ones under torch.inference_mode()",
+        gain=(0.63, 0.2, inf),
+        place="train.py:66",
+    )
+    anomaly = make_advice(
+        "Remove torch.autograd.set_detect_anomaly(True)", gain=(0.87, 0.8, 0.95), place="train.py:9"
+    )
+    workers = make_advice("Set num_workers=8", gain=(0.25, 0.18, 0.33), num_workers=8)
+    checkpoint = make_share(
+        "checkpoint", 0.63, (0.55, 0.7), seen=11, period="every 5 steps", place="train.py:41"
+    )
+    validation = make_share(
+        "validation", 0.41, (0.2, 0.66), seen=1, period="each epoch", place="train.py:66"
+    )
+    logging = make_share("logging", 0.012, (0.01, 0.014), seen=190, period="each step")
+    forbidden = not_excluded("subnormal values", "py-spy may not read the process: no ptrace here")
+    too_short = not_excluded("memory growth in workers", "no epoch ended")
+    return {
+        "checkpoints": of_hour(
+            [checkpoint, *map(make_share, steps, steps.values())], [save, sixteen, larger]
+        ),
+        "validation-seen-once": of_hour(
+            [validation, logging, *(make_share(part, 1.6 * steps[part]) for part in steps)],
+            [rarely, workers],
+            unchecked=[forbidden],
+        ),
+        "nothing-recurs": of_hour(
+            [
+                make_share("waiting", 0.71, (0.66, 0.76), place="data/images.py:128"),
+                *(make_share(part, 0.6 * steps[part]) for part in ("forward", "backward")),
+                make_share("other", 0.1, (0.07, 0.13), place="train.py:88"),
+            ],
+            [workers],
+            watched_s=6.2,
+            host_load=HostLoad(
+                seconds=1.0, cores=2, reachable_cores=2, busy_s=2.0, own_s=0.5, stolen_s=0.0
+            ),
+        ),
+        "gpu": of_hour(
+            [
+                make_share("synchronise", 0.34, (0.3, 0.38), place="train.py:88"),
+                make_share("copy", 0.12, (0.1, 0.14), place="train.py:80"),
+                make_share("restart", 0.09, (0.04, 0.15), seen=1, period="each epoch"),
+                make_share("collection", 0.02, (0.01, 0.03), seen=9, period="every 100 steps"),
+                *(make_share(part, fraction) for part, fraction in steps.items()),
+            ],
+            [workers, sixteen],
+        ),
+        "anomaly-mode": of_hour(
+            [
+                make_share("backward", 0.57, place="train.py:35"),
+                make_share("forward", 0.31, place="train.py:33"),
+                make_share("other", 0.08, place="train.py:31"),
+                make_share("waiting", 0.04),
+            ],
+            [anomaly, sixteen, workers, larger],
+            unchecked=[forbidden, too_short],
+            memory_over_limit=True,
+        ),
+        "longest": longest_hour(),
+    }
+
+
+def longest_hour() -> Diagnosis:
+    """Build a diagnosis with every part, note and kind of text that takes space."""
+    place = f"/home/someone/{'projects/of-a-long-name/' * 4}train_the_model.py:1234"
+    share = 0.076
+    shares = [
+        make_share(part, share, (0.05, 0.1), seen=7, period="every 1,000 steps", place=place)
+        for part in RUN_PARTS
+    ]
+    words = "decode images with a faster library, or once and offline, " * 8
+    advice = [
+        make_advice(f"{words}{number}", gain=(0.3, 0.1, 0.5), place=place) for number in range(9)
+    ]
+    found = of_hour(
+        shares,
+        advice,
+        unchecked=[not_excluded(f"cause {number}", "no py-spy " * 9) for number in range(5)],
+        host_load=HostLoad(
+            seconds=1.0, cores=2, reachable_cores=2, busy_s=2.0, own_s=0.5, stolen_s=0.0
+        ),
+        memory_over_limit=True,
+    )
+    doubts = (others_on_device(held_bytes=2**33, busy_fraction=0.4), clock_lowered(["thermal"]))
+    return found.model_copy(
+        update={"headline": f"{found.headline} {words.strip()}", "notes": (*doubts, *found.notes)}
+    )
+
+
+def of_hour(
+    shares: Iterable[RunShare],
+    advice: Sequence[Advice],
+    *,
+    unchecked: Iterable[Note] = (),
+    watched_s: float = 12.3,
+    memory_over_limit: bool = False,
+    **measured: Any,
+) -> Diagnosis:
+    """Build the diagnosis of a script from an hour of its training and the advice."""
+    shares = tuple(share for share in shares if share.fraction > 0)
+    watched = WatchedRun(
+        startup=Startup(before_loader_s=3.0, first_batch_s=0.5, first_step_s=0.4),
+        steps=57,
+        watched_s=watched_s,
+        parts_s={},
+    )
+    evidence = make_evidence(100.0, environment=CPU, **measured)
+    evidence = evidence.model_copy(update={"watched": watched})
+    if memory_over_limit:
+        evidence = evidence.model_copy(update={"limit_bytes": 2**20})
+    found = judge("train.py", evidence, wall_s=41.0)
+    top = max(shares, key=lambda share: share.fraction)
+    gain = advice[0].gain_interval
+    assert gain is not None
+    headline = (
+        largest_share(part=top.part, share=top.fraction, period=top.period, place=top.place),
+        remedy_expected(
+            advice[0].text,
+            gain=gain.value,
+            low=gain.low,
+            high=gain.high if isfinite(gain.high) else None,
+        ),
+    )
+    return found.model_copy(
+        update={
+            "headline": " ".join(map(str, headline)),
+            "headline_notes": headline,
+            "shares": shares,
+            "advice": tuple(advice),
+            "not_excluded": tuple(unchecked),
+            "is_healthy": False,
+        }
+    )
+
+
+def make_share(
+    part: RunPart, fraction: float, ends: tuple[float, float] | None = None, **about: Any
+) -> RunShare:
+    """Build a part's share; certain, unless it has ends."""
+    low, high = ends or (fraction, fraction)
+    return RunShare(part=part, fraction=fraction, low=low, high=high, **about)
+
+
+def make_advice(
+    text: str, *, gain: tuple[float, float, float], place: str = "", **settings: object
+) -> Advice:
+    """Build advice with the interval of its gain."""
+    value, low, high = gain
+    return Advice(
+        kind="settings",
+        settings=settings,
+        expected_samples_per_s=None,
+        expected_gain=value,
+        gain_interval=Interval(value=value, low=low, high=high),
+        text=text,
+        basis="measured",
+        place=place,
+    )
 
 
 def recommended_cases() -> dict[str, RunSummary]:

@@ -86,8 +86,8 @@ def on_console(summary: RunSummary, run_dir: Path = NOWHERE) -> str:
     return on_console_of(lambda console: print_summary(report_of(summary, run_dir), console))
 
 
-def diagnosis_on_console(diagnosis: Diagnosis) -> str:
-    return on_console_of(lambda console: print_diagnosis(diagnosis, console))
+def diagnosis_on_console(diagnosis: Diagnosis, *, is_full: bool = False) -> str:
+    return on_console_of(lambda console: print_diagnosis(diagnosis, console, is_full=is_full))
 
 
 def comparison_on_console(comparison: Comparison) -> str:

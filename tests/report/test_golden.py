@@ -210,6 +210,10 @@ def make_golden() -> dict[str, Callable[[], str]]:
         f"diagnosis/{name}.txt": partial(forms.diagnosis_on_console, found)
         for name, found in diagnoses.items()
     }
+    made |= {
+        f"diagnosis-full/{name}.txt": partial(forms.diagnosis_on_console, found, is_full=True)
+        for name, found in diagnoses.items()
+    }
     return made | {
         "terminal/check.txt": partial(check_of, is_script=False),
         "terminal/check-of-a-script.txt": partial(check_of, is_script=True),
@@ -217,9 +221,15 @@ def make_golden() -> dict[str, Callable[[], str]]:
         "markdown/rich.md": partial(forms.as_markdown, variants["rich"]),
         "markdown/group.md": partial(forms.as_markdown, variants["group"]),
         "markdown/diagnosis.md": partial(render_diagnosis, diagnoses["loader-holds"]),
+        "markdown/diagnosis-of-a-script.md": partial(
+            render_diagnosis, diagnoses["validation-seen-once"]
+        ),
         "html/rich.html": partial(page_of, variants["rich"]),
         "notebook/rich.html": partial(forms.as_notebook, variants["rich"]),
         "notebook/diagnosis.html": partial(render_diagnosis_notebook, diagnoses["loader-holds"]),
+        "notebook/diagnosis-of-a-script.html": partial(
+            render_diagnosis_notebook, diagnoses["validation-seen-once"]
+        ),
         "json/rich.json": rich_document,
         "progress/plain.txt": plain_lines,
         "progress/live.txt": live_lines,

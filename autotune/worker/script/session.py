@@ -37,7 +37,7 @@ from autotune.protocol.messages import NO_EXTRAS, REPORT_UNWRITTEN, RankReport
 from autotune.records.measurement import WAIT_SOURCE, Measurement
 from autotune.records.result import Curves
 from autotune.records.trial import TrialResult, sample_scan_s
-from autotune.records.watched_run import RunPart, WatchedRun
+from autotune.records.watched_run import Exchange, RunPart, WatchedRun
 from autotune.worker.batch import tensors_of, unwrapped
 from autotune.worker.build import WorkloadFault, is_stream
 from autotune.worker.conditions import conditions_before
@@ -534,6 +534,7 @@ def _watch_on(
     epoch_batches = feed.epoch_batches
 
     def result(*, has_ended: bool) -> _Watched:
+        watch.exchange = _exchange(watch, scene.sightings.ddp)
         run = watch.finish(epoch_batches)
         release_module_calls()
         uninstall_seams()
@@ -569,6 +570,27 @@ def _watch_on(
     finally:
         late.cancel()
     return result(has_ended=False)
+
+
+def _exchange(watch: Watch, ddp: DistributedDataParallel | None) -> Exchange | None:
+    """Return the exchange of gradients, timed by DDP itself in some of the iterations.
+
+    Source: torch/csrc/distributed/c10d/logger.cpp: iterations 10 to 20 and every hundredth.
+    """
+    if ddp is None or not watch.backwards:
+        return None
+    found: Mapping[str, Any] = {}
+    with suppress(Exception):  # torch's own private interface
+        found = ddp._get_ddp_logging_data()  # type: ignore[no-untyped-call] # noqa: SLF001
+    exchange_ns = found.get("avg_backward_comm_time")
+    hidden_ns = found.get("avg_backward_compute_comm_overlap_time", 0)
+    return Exchange(
+        backwards=watch.backwards,
+        synchronised=watch.synchronised,
+        exposed_s=max(0, exchange_ns - hidden_ns) * 1e-9 if exchange_ns else None,
+        searches_unused=ddp.find_unused_parameters,
+        has_unused=bool(found.get("unused_parameter_size")),
+    )
 
 
 def _is_sharded(dataset: Any, feed: ScriptFeed) -> bool:
@@ -965,7 +987,9 @@ class Session:
         """Act before the backward pass of a loss."""
         self._was_backward = True
         if self._watch is not None:
-            self._watch.ends_pass()
+            ddp = self.sightings.ddp
+            is_synchronised = ddp is not None and bool(ddp.require_backward_grad_sync)
+            self._watch.backward_begins(is_synchronised=is_synchronised)
         self._computes()
         if self.trainer is not None and loss.numel() == 1:
             self.trainer.loss = loss.detach().reshape(())

@@ -15,6 +15,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from autotune.records.watched_run import (
+    Exchange,
     Modes,
     Recurring,
     RunPart,
@@ -91,6 +92,11 @@ class Watch:
         self.modes = Modes()
         self.stacks: Stacks | str = "they were not sampled"
         """Sampled stacks, or the reason why there are none."""
+        self.backwards = 0
+        """Backward passes since the first step."""
+        self.synchronised = 0
+        """Those after which DistributedDataParallel exchanged gradients."""
+        self.exchange: Exchange | None = None
         self.is_epoch_cut = False
         """True once the script was told that its epoch is over, before it was."""
         self._thread = get_ident()
@@ -321,10 +327,13 @@ class Watch:
                 self._pass.is_evaluation = True
                 self._pass.until = perf_counter()
 
-    def ends_pass(self) -> None:
-        """End a pass without training: a backward pass begins."""
+    def backward_begins(self, *, is_synchronised: bool) -> None:
+        """Record a backward pass, which ends a pass without training."""
         if self._is_watched():
             self._end_pass()
+            if self._began is not None:
+                self.backwards += 1
+                self.synchronised += is_synchronised
 
     def _end_pass(self) -> None:
         """Close the pass at what was last seen of it; what came after it is the script's other code."""
@@ -417,6 +426,7 @@ class Watch:
             worker_starts=tuple(self.worker_starts),
             modes=self.modes,
             written_elsewhere=files_elsewhere(),
+            exchange=self.exchange,
             stacks=None if isinstance(self.stacks, str) else self.stacks,
             stacks_missing=self.stacks if isinstance(self.stacks, str) else "",
         )

@@ -267,6 +267,7 @@ def test_the_target_of_a_copy_is_read_from_its_arguments(
     assert seams._goes_to_cpu(args, {}) is goes_to_cpu
 
 
+@pytest.mark.slow
 def test_a_compiled_model_is_compiled_once(watch: _Recorder) -> None:
     from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -329,7 +330,9 @@ print(json.dumps([sorted({*Watch.seen}), is_seen]))
 """
 
 
-@pytest.mark.parametrize("order", ["protection first", "seams first"])
+@pytest.mark.parametrize(
+    "order", ["protection first", pytest.param("seams first", marks=pytest.mark.slow)]
+)
 def test_seams_and_file_protection_work_together(order: str, tmp_path: Path) -> None:
     names = ("old.pt", "old.safetensors", "old.ts")
     for name in names:

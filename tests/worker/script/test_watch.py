@@ -56,7 +56,7 @@ class Script:
     def compute(self, forward: float = 1.0, backward: float = 2.0, optimizer: float = 1.0) -> None:
         with self.watch.calling("Net", trains=True):
             self.clock.now += forward
-        self.watch.ends_pass()
+        self.watch.backward_begins(is_synchronised=False)
         with self.watch.inside("backward"):
             self.clock.now += backward
         self.watch.enter("optimizer")
