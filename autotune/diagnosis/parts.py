@@ -50,9 +50,10 @@ class _Largest:
 def findings_of_parts(watched: WatchedRun, shares: Sequence[RunShare]) -> Iterator[Finding]:
     """Yield a finding for each of these parts of a run, of any share."""
     for share, largest in _largest_of_parts(watched, shares):
+        what = largest.kind.what
         words = diagnosis_messages.recurring_evidence(
             share=share.fraction,
-            what=largest.kind.what,
+            what=f"a pass over {what}" if share.part == "validation" else what,
             place=largest.kind.place,
             period=largest.period,
             each_s=largest.each_s,
@@ -66,16 +67,18 @@ def findings_of_parts(watched: WatchedRun, shares: Sequence[RunShare]) -> Iterat
         )
 
 
-def remedies_of_parts(watched: WatchedRun, shares: Sequence[RunShare]) -> Iterator[Advice]:
+def remedies_of_parts(watched: WatchedRun | None, shares: Sequence[RunShare]) -> Iterator[Advice]:
     """Yield a remedy for each of these parts that is worth it.
 
     The gain is that of the whole run if the part takes a tenth of its time, with an interval from
     that of its share.
 
     Args:
-        watched: The script's own run.
+        watched: The script's own run; None of a model and a dataset, which have no such parts.
         shares: The parts of an hour of it.
     """
+    if watched is None:
+        return
     for share, largest in _largest_of_parts(watched, shares):
         gain = _gain(share.fraction)
         if gain < LEAST_GAIN:
@@ -92,8 +95,10 @@ def remedies_of_parts(watched: WatchedRun, shares: Sequence[RunShare]) -> Iterat
         )
 
 
-def notes_on_parts(watched: WatchedRun) -> Iterator[Note]:
+def notes_on_parts(watched: WatchedRun | None) -> Iterator[Note]:
     """Yield notes on trackers that could not be timed, and on saves that may cost more in training."""
+    if watched is None:
+        return
     for kind in watched.recurring:
         if kind.is_muted:
             calls = kind.count / max(1, watched.steps)
