@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from autotune.diagnosis.advice import LEAST_GAIN, exchange_fraction, rank_advice
+from autotune.diagnosis.parts import findings_of_parts, notes_on_parts, remedies_of_parts
 from autotune.diagnosis.run_shares import loop_fraction, run_shares, whole_run_gain
 from autotune.messages import diagnosis as messages
 from autotune.models.forecast import (
@@ -348,7 +349,8 @@ def judge(
     )
     of_step = _without_known_parts(evidence, shares)
     in_loop = find_bottlenecks(of_step)
-    advice = _ranked(rank_advice(of_step, in_loop), evidence, shares)
+    given = (*rank_advice(of_step, in_loop), *remedies_of_parts(evidence.watched, shares))
+    advice = _ranked(given, evidence, shares)
     findings = _of_run(evidence, in_loop, shares, advice)
     headline = make_headline(evidence, findings, advice, shares)
     return Diagnosis(
@@ -362,7 +364,7 @@ def judge(
         findings=findings,
         advice=advice,
         evidence=evidence,
-        notes=(*notes, *_notes(evidence)),
+        notes=(*notes, *notes_on_parts(evidence.watched), *_notes(evidence)),
         wall_s=wall_s,
         autotune_version=__version__,
     )
@@ -485,6 +487,7 @@ def find_in_run(evidence: Evidence, shares: Sequence[RunShare]) -> Iterator[Find
                 share=share.fraction, period=share.period, place=share.place
             )
             yield _finding(bottleneck, share.fraction, words)
+    yield from findings_of_parts(evidence.watched, shares)
 
 
 def _exchange(watched: WatchedRun, share: float) -> Iterator[Finding]:
@@ -504,10 +507,6 @@ def _exchange(watched: WatchedRun, share: float) -> Iterator[Finding]:
 _OF_PART: dict[str, Bottleneck] = {
     "startup": "startup",
     "restart": "restart",
-    "checkpoint": "checkpoint",
-    "validation": "validation",
-    "logging": "logging",
-    "collection": "collection",
 }
 
 

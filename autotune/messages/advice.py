@@ -11,7 +11,7 @@ from functools import wraps
 from typing import Literal, NamedTuple, ParamSpec, assert_never
 
 from autotune.messages import message
-from autotune.messages.diagnosis import describe_computing
+from autotune.messages.diagnosis import describe_computing, describe_recurring
 from autotune.messages.units import (
     format_bytes,
     format_count,
@@ -77,6 +77,89 @@ def _cautions(settings: Iterable[str]) -> str:
 
 def _gain_interval(low: float, high: float) -> str:
     return f"the 95 % interval of the gain is {show_interval(low, high, 'gain')}"
+
+
+# Work that recurs besides the steps: checkpoints, validation, logging, collections
+
+
+@_advice
+def save_less_often(
+    what: str,
+    place: str,
+    period: str,
+    each_s: float,
+    each_bytes: int,
+    is_asynchronous: bool,
+    steps: int | None = None,
+) -> tuple[str, str]:
+    text = f"Write checkpoints less often{_than(period, place, steps)}"
+    if not is_asynchronous:
+        text += (
+            ", or in the background: torch.distributed.checkpoint.async_save, or a copy in host "
+            "memory that a thread writes"
+        )
+    return text, describe_recurring(what, place, period, each_s, each_bytes)
+
+
+@_advice
+def validate_less(
+    what: str, place: str, period: str, each_s: float, steps: int | None = None
+) -> tuple[str, str]:
+    return (
+        f"Validate less often{_than(period, place, steps)}, or on fewer batches; larger batches and "
+        "torch.inference_mode() make each one quicker"
+    ), describe_recurring(f"a pass over {what}", place, period, each_s)
+
+
+@_advice
+def log_less_often(
+    what: str,
+    place: str,
+    period: str,
+    each_s: float,
+    has_histograms: bool,
+    steps: int | None = None,
+) -> tuple[str, str]:
+    text = f"Log less often{_than(period, place, steps)}"
+    if has_histograms:
+        text += ", and leave out histograms of parameters and gradients"
+    else:
+        text += ", and without flushing"
+    return text, describe_recurring(what, place, period, each_s)
+
+
+@_advice
+def freeze_objects(what: str, period: str, each_s: float) -> tuple[str, str]:
+    return (
+        "Call gc.freeze() once model and data are built, so that garbage collections skip them, or "
+        "gc.disable() with a gc.collect() every thousand steps"
+    ), describe_recurring(what, "", period, each_s)
+
+
+@_advice
+def collect_less_often(
+    what: str, place: str, period: str, each_s: float, steps: int | None = None
+) -> tuple[str, str]:
+    return (
+        f"Call {what} less often{_than(period, place, steps)}: Python frees most objects without it"
+    ), describe_recurring(what, place, period, each_s)
+
+
+@_advice
+def keep_cache(what: str, place: str, period: str, each_s: float) -> tuple[str, str]:
+    where = f" at {place}" if place else ""
+    return (
+        f"Remove {what}{where}: torch uses freed memory again by itself, and asking the driver for "
+        "it is slow"
+    ), describe_recurring(what, place, period, each_s)
+
+
+def _than(period: str, place: str, steps: int | None) -> str:
+    """Return how often something happens now, its place, and a better period."""
+    now = f" than {period}" if period.startswith(("every", "each")) else ""
+    where = f" ({place})" if place else ""
+    instead = "" if steps is None else f", such as every {steps:,} steps"
+    return f"{now}{where}{instead}"
 
 
 # The loader

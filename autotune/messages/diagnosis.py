@@ -303,6 +303,49 @@ def synchronise_evidence(share: float) -> str:
 
 
 @message
+def recurring_evidence(
+    share: float,
+    what: str,
+    place: str,
+    period: str,
+    each_s: float,
+    each_bytes: int = 0,
+) -> str:
+    each = describe_recurring(what, place, period, each_s, each_bytes)
+    return f"{format_fraction(share)} of the run: {each}"
+
+
+def describe_recurring(
+    what: str, place: str, period: str, each_s: float, each_bytes: int = 0
+) -> str:
+    """Return what recurs: "torch.save at train.py:41, every 5 steps, takes 57.1 ms and writes 32.0 MiB"."""
+    text = f"{what} at {place}" if place else what
+    if period:
+        text += f", {period},"
+    text += f" takes {format_short_time(each_s)}"
+    if each_bytes:
+        text += f" and writes {format_bytes(each_bytes)}"
+    return text
+
+
+@message
+def tracker_not_timed(what: str, calls_per_step: float) -> str:
+    return (
+        f"{what} is called {calls_per_step:.2g} times a step; autotune keeps this tracker silent, so "
+        "its time is not known and is in no share."
+    )
+
+
+@message
+def written_elsewhere(files: int, first: str) -> str:
+    many = f"{first} and {files - 1} other files are" if files > 1 else f"{first} is"
+    return (
+        f"{many} written to another file system here, since the folder has no room or can't be "
+        "written: saving may take longer in training."
+    )
+
+
+@message
 def operators_evidence(operators: int, operator_s: float, fixed_fraction: float) -> str:
     return (
         f"a batch takes {operators:,} operators of {format_short_time(operator_s)} each, and "

@@ -165,9 +165,32 @@ _IN_SCRATCH: Mapping[str, str] = {
 }
 """Places below scratch of what would write natively, or to a server that the user has named."""
 
+_OFFLINE: Mapping[str, str] = {
+    # docs.wandb.ai/platform/hosting/env-vars: offline it writes the same records, below WANDB_DIR,
+    # and opens no connection. Its folder must exist by then.
+    "WANDB_MODE": "offline",
+    "WANDB_DIR": "{scratch}",
+    "WANDB_ARTIFACT_DIR": "{scratch}/wandb-artifacts",
+    "WANDB_CACHE_DIR": "{scratch}/wandb-cache",
+    "WANDB_CONFIG_DIR": "{scratch}/wandb-config",
+    "WANDB_DATA_DIR": "{scratch}/wandb-data",
+    "WANDB_DISABLE_CODE": "true",
+    "WANDB_DISABLE_GIT": "true",
+    "WANDB_ERROR_REPORTING": "false",
+}
+"""Variables by which a tracker works as in training, but offline and below scratch."""
+
+_COUNTED_ONLY: Mapping[str, tuple[str, str]] = {
+    "comet_ml": ("COMET_AUTO_LOG_DISABLE", "true"),
+    "dvclive": ("DVCLIVE_TEST", "true"),
+    "swanlab": ("SWANLAB_MODE", "disabled"),
+    "wandb": ("WANDB_MODE", "disabled"),
+}
+"""By package: the variable and value that keep a tracker from doing anything."""
+
 
 def quiet_environment(
-    scratch: Path, environment: Mapping[str, str] | None = None
+    scratch: Path, environment: Mapping[str, str] | None = None, *, is_timed: bool = False
 ) -> dict[str, str]:
     """Return variables that keep experiment trackers and hubs from logging or uploading anything.
 
@@ -176,9 +199,19 @@ def quiet_environment(
         environment: what the user has set; os.environ where it is left out. A mode of the user's is
             kept where it uploads nothing either (WANDB_MODE=offline); a place of the user's never
             is: it may be a server, or old.
+        is_timed: let those that can work offline do so, as their calls are to cost what they cost.
     """
     muted = muted_environment(os.environ if environment is None else environment)
-    return muted | {name: place.format(scratch=scratch) for name, place in _IN_SCRATCH.items()}
+    places = dict(_IN_SCRATCH)
+    if is_timed and "WANDB_MODE" in muted:
+        places |= _OFFLINE
+    return muted | {name: place.format(scratch=scratch) for name, place in places.items()}
+
+
+def is_muted_by(package: str, environment: Mapping[str, str]) -> bool:
+    """Return whether the environment keeps a tracker's package from doing anything."""
+    variable, value = _COUNTED_ONLY.get(package, ("", ""))
+    return bool(variable) and environment.get(variable) == value
 
 
 def muted_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import socket
 import stat
 import time
@@ -382,7 +383,7 @@ def remove_made(
         What is still there and was not to be kept, sorted.
     """
     records = _recorded(overlay / "journal")
-    left = list[str]()
+    left = [path for path in records.stores if not _remove_store(path, records.stores[path])]
     for path in sorted(records.made, reverse=True):  # what lies in a folder before the folder
         left += _remove(path, records.made, records.kept, until_ns)
     # The existence of a lock of torch.utils.cpp_extension (`FileBaton`) is the lock.
@@ -436,6 +437,8 @@ class Made:
     """Files and folders to remove, by their last path."""
     kept: _Entries = field(default_factory=dict)
     """Files and folders to keep: caches and downloads."""
+    stores: _Entries = field(default_factory=dict)
+    """Hidden folders of the trial's own, to remove with all that they hold."""
     _gone: _Entries = field(default_factory=dict)
     """Entries that were removed or moved; a later record takes their first time of change."""
 
@@ -455,6 +458,8 @@ class Made:
                 (self.kept if kind == "kept" else self.made)[path] = entry
             elif before:
                 self._gone[path] = before
+        elif kind == "store":
+            self.stores[path] = tuple(rest)
         elif kind == "moved":
             if path in self._gone:
                 self._gone[rest[0]] = self._gone.pop(path)
@@ -480,6 +485,18 @@ def _recorded(journal: Path) -> Made:
             continue
         is_own |= kind == "journal" and rest[:2] == [status.st_dev, status.st_ino]
     return records if is_own else Made()
+
+
+def _remove_store(path: str, made: tuple[int, ...]) -> bool:
+    """Remove a hidden folder of the trial's own, if it is still the same one; return whether it is gone."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return True
+    if (status.st_dev, status.st_ino) != made[:2] or not stat.S_ISDIR(status.st_mode):
+        return False
+    shutil.rmtree(path, ignore_errors=True)  # follows no links
+    return not os.path.lexists(path)
 
 
 def _remove(path: str, made: _Entries, kept: _Entries, until_ns: float) -> list[str]:

@@ -61,6 +61,8 @@ class Recurring(FrozenModel):
     """Bytes that this thread wrote to files meanwhile, over all occurrences."""
     is_cut: bool = False
     """The last occurrence had not ended, or was ended early."""
+    is_muted: bool = False
+    """Calls of a tracker that does nothing in trials: they are counted, their time is not known."""
 
 
 class Startup(FrozenModel):
@@ -160,6 +162,9 @@ class WatchedRun(FrozenModel):
     worker_starts: tuple[WorkerStart, ...] = ()
     """Starts of loader workers, in order."""
     modes: Modes = Modes()
+    written_elsewhere: tuple[str, ...] = ()
+    """Existing files whose redirected writes went to another file system: they may cost more in
+    training."""
     exchange: Exchange | None = None
     """None without DistributedDataParallel."""
     stacks: Stacks | None = None

@@ -49,6 +49,7 @@ def open_session(
     from autotune.worker.place import DEADLINE_SHARE, Start
     from autotune.worker.script.files.protection import protect_torch
     from autotune.worker.script.hooks import install
+    from autotune.worker.script.seams import install_seams
     from autotune.worker.script.session import Session, doer_of
     from autotune.worker.script.watch import Watch
 
@@ -61,6 +62,8 @@ def open_session(
     watch = Watch(started) if isinstance(job, kinds.ProbeJob) and job.watch_s else None
     session = Session(job, overrides, place, doer_of(job, place, dump, start, watch), watch)
     install(session)
+    if watch is not None:
+        install_seams(watch)
     return session
 
 

@@ -14,7 +14,14 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["after_import", "open_file", "opened", "real_os", "replace_everywhere"]
+__all__ = [
+    "after_import",
+    "imported_module",
+    "open_file",
+    "opened",
+    "real_os",
+    "replace_everywhere",
+]
 
 # The original os and io functions, before patching, and their replacement in all modules.
 
@@ -84,15 +91,19 @@ def after_import(name: str, act: Callable[[ModuleType], None]) -> None:
         name: The module's full name.
         act: The function, which takes the module.
     """
-    module = sys.modules.get(name)
-    if module is not None and not _is_half_done(module):
+    module = imported_module(name)
+    if module is not None:
         act(module)
     else:
         sys.meta_path.insert(0, _AfterImport(name, act))
 
 
-def _is_half_done(module: ModuleType) -> bool:
-    return bool(getattr(module.__spec__, "_initializing", False))
+def imported_module(name: str) -> ModuleType | None:
+    """Return a module that has been executed; None if it has not, or not to its end."""
+    module = sys.modules.get(name)
+    if module is None or getattr(module.__spec__, "_initializing", False):
+        return None
+    return module
 
 
 class _AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):

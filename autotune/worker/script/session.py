@@ -75,6 +75,7 @@ from autotune.worker.script.feeds import (
 )
 from autotune.worker.script.hooks import plain_next, release_module_calls, torchs_own
 from autotune.worker.script.overrides import Overrides
+from autotune.worker.script.seams import install_device_seams, uninstall_seams
 from autotune.worker.script.sightings import Made, SideBatches, Sightings, device_of, is_trained
 from autotune.worker.script.watch import Watch
 from autotune.worker.trial import (
@@ -411,6 +412,8 @@ def _probe(
         )
 
     # Observe steps until there are enough, or enough time has passed; go on while they are watched.
+    if watch is not None and scene.device.kind != "cpu":
+        install_device_seams()
     _observe(job, start, scene)
     watched = None
     if watch is not None:
@@ -534,6 +537,7 @@ def _watch_on(
         watch.exchange = _exchange(watch, scene.sightings.ddp)
         run = watch.finish(epoch_batches)
         release_module_calls()
+        uninstall_seams()
         return _Watched(run, known.model_copy(update={"watched": run}), has_ended)
 
     def ended_after(seconds: float) -> Timer:

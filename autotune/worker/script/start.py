@@ -72,8 +72,9 @@ def run_command(
         "started": started,
         "own_folders": [*map(str, own_folders)],
     }
+    is_watched = isinstance(job, messages.ProbeJob) and job.watch_s > 0
     os.environ.update(
-        quiet_environment(overlay)
+        quiet_environment(overlay, is_timed=is_watched)
         | attached_environment(attached)
         | compile_cache
         | framework_environment(config, job.script)

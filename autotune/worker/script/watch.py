@@ -23,8 +23,10 @@ from autotune.records.watched_run import (
     WatchedRun,
     WorkerStart,
 )
+from autotune.worker.script.files.protection import files_elsewhere
 from autotune.worker.script.hooks import users_place
 from autotune.worker.script.patching import opened, real_os
+from autotune.worker.script.seams import AUTOMATIC, is_muted
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -153,7 +155,9 @@ class Watch:
     def _inside(self, part: RunPart, what: str) -> Iterator[None]:
         is_absorbed = self._is_absorbed(part)
         is_recorded = part in _RECURRING and not is_absorbed
-        place = users_place() if is_recorded and part != "restart" else ""
+        # Python collects wherever it happens to be.
+        has_place = is_recorded and part != "restart" and not what.startswith(AUTOMATIC)
+        place = users_place() if has_place else ""
         began_bytes = _written_bytes() if is_recorded and part == "checkpoint" else 0
         begun = self._enter(part)
         try:
@@ -405,6 +409,7 @@ class Watch:
                 total_s=kind.total_s,
                 written_bytes=kind.written_bytes,
                 is_cut=kind.is_cut,
+                is_muted=is_muted(what),
             )
             for (part, what, place), kind in self._kinds.items()
         ]
@@ -420,6 +425,7 @@ class Watch:
             is_epoch_cut=self.is_epoch_cut,
             worker_starts=tuple(self.worker_starts),
             modes=self.modes,
+            written_elsewhere=files_elsewhere(),
             exchange=self.exchange,
             stacks=None if isinstance(self.stacks, str) else self.stacks,
             stacks_missing=self.stacks if isinstance(self.stacks, str) else "",

@@ -769,8 +769,9 @@ def small_disk(tmp_path: Path) -> Any:
     subprocess.run(["umount", folder], check=True)
 
 
-def test_a_full_scratch_raises_and_writes_no_file(tree: Path, small_disk: Path) -> None:
-    (tree / "large").write_bytes(b"x" * (2 << 20))
+def test_a_full_scratch_raises_and_writes_no_file(small_disk: Path) -> None:
+    tree = make_tree(small_disk / "tree")
+    (tree / "large").write_bytes(b"x" * (600 << 10))
     before = fingerprint(tree)
 
     def error_of(change: Callable[[], Any], times: int = 1) -> int | None:
@@ -799,7 +800,7 @@ def test_a_full_scratch_raises_and_writes_no_file(tree: Path, small_disk: Path) 
     assert protected(act, small_disk / "scratch") == [
         errno.ENOSPC,
         errno.ENOSPC,
-        2 << 20,
+        600 << 10,
         errno.ENOSPC,
     ]
     left = fingerprint(tree)
@@ -823,6 +824,165 @@ def test_a_rename_across_file_systems_keeps_both_sides(
 
     assert trial(act) == ("+", ["a", "folder", "old"], "one", False)
     assert (small_disk / "old").read_text() == "old"
+
+
+# Copies on the file system of the original, where scratch lies on another one
+
+
+def stores_in(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if path.name.startswith(".autotune-")]
+
+
+@pytest.fixture
+def far_tree() -> Any:
+    """A tree on another file system than scratch."""
+    with TemporaryDirectory(dir="/dev/shm") as folder:
+        if os.stat(folder).st_dev == os.stat(tempfile.gettempdir()).st_dev:
+            pytest.skip("there is no second file system here")
+        yield make_tree(Path(folder) / "tree")
+
+
+def test_an_overwritten_file_is_written_to_its_own_file_system(
+    far_tree: Path, scratch: Path
+) -> None:
+    before = fingerprint(far_tree)
+
+    def act() -> Any:
+        write(str(far_tree / "a"), "w")
+        write(str(far_tree / "d/a"), "a")
+        write(str(far_tree / "tmp"), "w")
+        os.replace(far_tree / "tmp", far_tree / "b")
+        with open(far_tree / "a", "r+b") as file:
+            os.fsync(file.fileno())
+            where = os.stat(file.fileno()).st_dev
+        devices = {os.stat(far_tree / name).st_dev for name in ("a", "b", "d/a")}
+        return where, devices, protection.files_elsewhere()
+
+    device = far_tree.stat().st_dev
+    assert protected(act, scratch) == (device, {device}, ())
+    left = fingerprint(far_tree)
+    assert {path: left.get(path) for path in before} == before
+    (store,) = stores_in(far_tree)
+    assert stat.S_IMODE(store.stat().st_mode) == 0o700
+    assert remove_made(scratch) == ()
+    assert fingerprint(far_tree) == before
+
+
+def test_a_script_does_not_see_where_copies_lie(far_tree: Path, scratch: Path) -> None:
+    names = sorted(os.listdir(far_tree))
+
+    def act() -> Any:
+        write(str(far_tree / "a"), "w")
+        os.unlink(far_tree / "a")
+        write(str(far_tree / "a"), "w")
+        scanned = sorted(entry.name for entry in os.scandir(far_tree))
+        walked = sorted({*next(os.walk(far_tree))[1], *next(os.walk(far_tree))[2]})
+        shutil.rmtree(far_tree)
+        return sorted(names), scanned, walked, os.path.exists(far_tree)
+
+    assert protected(act, scratch) == (names, names, names, False)
+    assert stores_in(far_tree)
+    assert remove_made(scratch) == ()
+    assert sorted(os.listdir(far_tree)) == names
+
+
+def test_all_processes_of_a_trial_share_a_store(far_tree: Path, scratch: Path) -> None:
+    def act() -> Any:
+        write(str(far_tree / "a"), "w")
+        return forked(lambda: write(str(far_tree / "b"), "a")), read(str(far_tree / "b"))
+
+    assert protected(act, scratch)[1] == "two+"
+    assert len(stores_in(far_tree)) == 1
+
+
+def test_copies_are_removed_after_a_kill_amid_a_write(far_tree: Path, scratch: Path) -> None:
+    before = fingerprint(far_tree)
+    child = os.fork()
+    if child == 0:
+        protect_files(scratch)
+        with open(far_tree / "a", "wb", buffering=0) as file:
+            file.write(b"half")
+            os.kill(os.getpid(), 9)
+    os.waitpid(child, 0)
+    assert stores_in(far_tree)
+    assert remove_made(scratch) == ()
+    assert fingerprint(far_tree) == before
+
+
+def test_a_file_system_without_room_is_left_alone(small_disk: Path, scratch: Path) -> None:
+    large = small_disk / "large"
+    large.write_bytes(b"x" * (600 << 10))
+
+    def act() -> Any:
+        with open(large, "r+b") as file:
+            file.write(b"y")
+        return read(str(large))[:2], protection.files_elsewhere()
+
+    assert protected(act, scratch) == ("yx", (str(large),))
+    assert large.read_bytes()[:1] == b"x"
+    assert not stores_in(small_disk)
+
+
+def test_a_copy_that_outgrows_the_file_system_raises(small_disk: Path, scratch: Path) -> None:
+    old = small_disk / "old"
+    old.write_text("old")
+
+    def act() -> int | None:
+        try:
+            old.write_bytes(b"x" * (2 << 20))
+        except OSError as error:
+            return error.errno
+        return None
+
+    assert protected(act, scratch) == errno.ENOSPC
+    assert old.read_text() == "old"
+    assert remove_made(scratch) == ()
+    assert os.listdir(small_disk) == ["old"]
+
+
+def test_copies_lie_in_scratch_where_no_folder_can_be_made(far_tree: Path, scratch: Path) -> None:
+    def act() -> Any:
+        from autotune.worker.script.patching import real_os
+
+        make = real_os.mkdir
+
+        def refuse(path: str, *arguments: Any) -> None:
+            if ".autotune-" in path:
+                raise PermissionError(errno.EACCES, "refused", path)
+            make(path, *arguments)
+
+        real_os.mkdir = refuse
+        write(str(far_tree / "a"), "a")
+        return read(str(far_tree / "a")), protection.files_elsewhere()
+
+    assert protected(act, scratch) == ("one+", (str(far_tree / "a"),))
+    assert not stores_in(far_tree)
+
+
+def test_a_store_that_was_replaced_by_a_link_is_not_used(
+    far_tree: Path, scratch: Path, tmp_path: Path
+) -> None:
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "kept").write_text("kept")
+
+    def act() -> Any:
+        write(str(far_tree / "a"), "w")
+        (store,) = [
+            Path(entry) for entry in protection._installed[0][0]._redirected.stores.values()
+        ]
+        from autotune.worker.script.patching import real_os
+
+        real_os.rename(store, store.with_suffix(".moved"))
+        real_os.symlink(victim, store)
+        write(str(far_tree / "b"), "a")
+        return read(str(far_tree / "b"))
+
+    assert protected(act, scratch) == "two+"
+    remove_made(scratch)
+    assert fingerprint(victim).keys() == {str(victim / "kept")}
+    assert (victim / "kept").read_text() == "kept"
+    assert (far_tree / "b").read_text() == "two"
 
 
 def test_protecting_twice_is_protecting_once(tree: Path, scratch: Path) -> None:

@@ -10,6 +10,10 @@ script wants them, so that native code and other programs find them; the parent 
 the trial has ended (`autotune.protocol.disk`). Those in the caches of torch, Hugging Face and
 others stay, as do downloads.
 
+A copy lies on the file system of its original, so that writing it costs the same: in scratch, or in
+a hidden folder next to the original, which the parent removes too. `files_elsewhere` names those
+where that was impossible.
+
 Not redirected: writes by other native code and programs (Arrow's own files, videos, `rm` in a
 shell, a `sqlite3.Connection` made without `connect`), `io.FileIO`, functions of os that modules
 kept before in a dict or as a default value, and files that are already open. These, and imports,
@@ -90,6 +94,15 @@ def protect_files(scratch: Path, *, own: Sequence[Path] = ()) -> None:
     # Redirect the native writers of other libraries, once they are imported.
     for name in PATCHED_MODULES - {"torch"}:
         after_import(name, partial(_protect, name))
+
+
+def files_elsewhere() -> tuple[str, ...]:
+    """Return the existing files whose redirected writes go to another file system than theirs.
+
+    Writing them may cost less than in training: their folder can't be written, or its file system
+    is nearly full.
+    """
+    return _installed[0][0].elsewhere() if _installed else ()
 
 
 def _replace_defaults(kind: type, replacements: Mapping[Any, Any]) -> None:

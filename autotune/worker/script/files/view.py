@@ -170,9 +170,15 @@ class Redirections:
     def __init__(self) -> None:
         self._map: dict[str, str | None] = {}
         self._made = Made()
+        self.stores: dict[int, str] = {}
+        """By device: the hidden folder that holds copies of its files."""
+        self.store_prefixes: tuple[str, ...] = ()
+        """Beginnings of all paths in these folders."""
+        self.elsewhere: set[str] = set()
+        """Logical paths of files whose copies lie on another file system than they do."""
 
     def __bool__(self) -> bool:
-        return bool(self._map)
+        return bool(self._map or self.stores)
 
     def __contains__(self, logical: str) -> bool:
         return logical in self._map
@@ -203,7 +209,7 @@ class Redirections:
                 found[name] = value is not None
         return found
 
-    def apply(self, records: list[Record]) -> None:
+    def apply(self, records: list[Record]) -> None:  # noqa: C901 - one branch for each kind
         """Apply records of the journal, in order."""
         for kind, first, *rest in records:
             path = str(first)
@@ -214,6 +220,11 @@ class Redirections:
             elif kind == "unmap_below":
                 for key in self._below(path):
                     del self._map[key]
+            elif kind == "store":
+                self.stores[int(str(rest[0]))] = path
+                self.store_prefixes = (*self.store_prefixes, f"{path}/")
+            elif kind == "elsewhere":
+                self.elsewhere.add(path)
             elif kind == "renamed":
                 for key in self._below(path):
                     self._map[f"{rest[0]}{key[len(path) :]}"] = self._map.pop(key)
@@ -235,6 +246,11 @@ class Redirections:
 
 
 _COPY_BYTES = 1 << 30
+_STORE_NAME = ".autotune-"
+"""Beginning of a store's name; random digits follow."""
+_ROOM = 2
+"""Sizes of a file that its file system must have free for a copy there: the copy, and one more
+that the script may write before it replaces it. Source: our convention."""
 _CANT_SHARE = frozenset(
     {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF}
 )
@@ -282,6 +298,10 @@ def _copy_bytes(read: int, out: int) -> None:
 class View:
     """Resolve the script's paths, and record the trial's changes.
 
+    Copies lie in scratch if that is on the same file system as the original, else in a *store*, a
+    hidden folder there: writing them must cost what writing the original would. Both the trial's
+    processes and its parent know it from the journal; the script does not see it.
+
     The trial's *own* paths, which it may change, are those in scratch or in a free folder, those
     that it has made itself, and those below a folder that it has made.
 
@@ -294,6 +314,7 @@ class View:
     def __init__(self, scratch: str, free: tuple[str, ...], caches: tuple[str, ...] = ()) -> None:
         self.scratch = scratch
         self._store = f"{scratch}/files"
+        self._device = real_os.stat(scratch).st_dev
         self._free = tuple(f"{folder}/" for folder in (scratch, *free, "/proc", "/sys"))
         self._caches = tuple(f"{folder}/" for folder in caches)
         self._keeping = threading.local()
@@ -337,7 +358,7 @@ class View:
         Needs `changing`. New files must exist by now: their identity is recorded.
         """
         for record in records:
-            if record[0] in {"journal", "new", "kept"}:
+            if record[0] in {"journal", "new", "kept", "store"}:
                 status = _status(str(record[1]))
                 record[2:] = []
                 if status is not None:
@@ -406,11 +427,16 @@ class View:
 
     def is_free(self, physical: str) -> bool:
         """Return whether a physical path lies in a folder where changes are not recorded."""
-        return f"{physical}/".startswith(self._free)
+        return f"{physical}/".startswith((*self._free, *self._redirected.store_prefixes))
 
     def is_stored(self, physical: str) -> bool:
-        """Return whether a physical path lies in scratch."""
-        return f"{physical}/".startswith(self._free[0])
+        """Return whether a physical path lies in scratch or in a store."""
+        return f"{physical}/".startswith((self._free[0], *self._redirected.store_prefixes))
+
+    def elsewhere(self) -> tuple[str, ...]:
+        """Return the files whose writes go to another file system, where they may cost less."""
+        self.is_idle()  # reads the changes of other processes
+        return tuple(sorted(self._redirected.elsewhere))
 
     def beneath(self, logical: str) -> str | None:
         """Return the physical path that a logical one would have without its own redirection."""
@@ -433,10 +459,14 @@ class View:
                 names[name] = None
             else:
                 names.pop(name, None)
+        for store in self._redirected.stores.values():
+            names.pop(store.rpartition("/")[2], None)
         return list(names)
 
     def is_plain(self, logical: str) -> bool:
         """Return whether neither a folder nor anything directly in it is redirected."""
+        if any(parent_of(store) == logical for store in self._redirected.stores.values()):
+            return False
         return self.physical(logical) == logical and not self._redirected.inside(logical)
 
     def create(self, logical: str, make: Callable[[str], Any]) -> Any:
@@ -517,7 +547,7 @@ class View:
             raise error_of(errno.ENOENT)
 
     def copy(self, logical: str, physical: str, *, is_empty: bool = False) -> str:
-        """Redirect a file to a copy in scratch; needs `changing`.
+        """Redirect a file to a copy; needs `changing`.
 
         Args:
             logical: The file's logical path.
@@ -528,9 +558,9 @@ class View:
             The physical path of the copy.
 
         Raises:
-            OSError: The file can't be read, or scratch can't be written or is full.
+            OSError: The file can't be read, or the copy can't be written.
         """
-        at = self._slot(logical)
+        at = self._slot(logical, real_os.stat(physical).st_size)
         try:
             copy_file(physical, at, is_empty=is_empty)
             self.commit([["map", logical, at]])
@@ -547,7 +577,7 @@ class View:
         return ["map", logical, None] if is_there else ["unmap", logical]
 
     def stow(self, logical: str, physical: str) -> str:
-        """Move one of the trial's own files to scratch, and return its path there.
+        """Move one of the trial's own files to scratch or a store, and return its path there.
 
         A folder on another disk stays where it is.
         """
@@ -577,17 +607,63 @@ class View:
         real_os.chdir(physical or "/")
         self._cwd = None if logical == physical else (real_os.getcwd(), logical or "/")
 
-    def _slot(self, logical: str) -> str:
-        """Return an unused path in scratch that ends in a logical path's name."""
+    def _slot(self, logical: str, size_bytes: int = 0) -> str:
+        """Return an unused path for a copy, which ends in a logical path's name; needs `changing`.
+
+        Args:
+            logical: The path that will be redirected there.
+            size_bytes: Size of the file that is copied; 0 if it is only moved.
+        """
+        store = self._store_of(logical, size_bytes)
         number = self._journal.position
         while True:
-            folder = f"{self._store}/{number}"
+            folder = f"{store}/{number}"
             try:
                 real_os.mkdir(folder, 0o700)
             except FileExistsError:
                 number += 1
             else:
                 return f"{folder}/{logical.rpartition('/')[2]}"
+
+    def _store_of(self, logical: str, size_bytes: int) -> str:
+        """Return the folder for a copy: on the file system where the path lies, if that is possible."""
+        folder = self.physical(parent_of(logical)) or "/"
+        try:
+            device = real_os.stat(folder).st_dev
+            if device == self._device:
+                return self._store
+            known = self._redirected.stores.get(device)
+            if known is not None and _is_private(known):
+                return known
+            room = real_os.statvfs(folder)
+            if room.f_bavail * room.f_frsize >= _ROOM * size_bytes:
+                made = self._make_store(folder, device)
+                if made is not None:
+                    return made
+        except OSError:
+            pass
+        self.commit([["elsewhere", logical]])
+        return self._store
+
+    def _make_store(self, folder: str, device: int) -> str | None:
+        """Make a hidden folder in a folder or the nearest one above it; None if none can be written."""
+        name = f"{_STORE_NAME}{real_os.urandom(8).hex()}"
+        while folder and real_os.stat(folder).st_dev == device:
+            store = f"{folder.rstrip('/')}/{name}"
+            folder = parent_of(folder)
+            if f"{store}/".startswith(self._caches):  # what lies there is kept
+                continue
+            try:
+                real_os.mkdir(store, 0o700)
+            except OSError:
+                continue
+            try:
+                self.commit([["store", store]])
+            except OSError:
+                real_os.rmdir(store)
+                raise
+            return store
+        return None
 
     def _target(self, logical: str) -> str | None:
         """Return the target of a symbolic link; None for anything else."""
@@ -628,3 +704,11 @@ def _status(physical: str) -> os.stat_result | None:
     with suppress(FileNotFoundError, NotADirectoryError):
         return real_os.lstat(physical)
     return None
+
+
+def _is_private(folder: str) -> bool:
+    """Return whether a folder is still the one that was made: this user's, and nobody else's."""
+    status = _status(folder)
+    if status is None or not stat.S_ISDIR(status.st_mode):
+        return False
+    return status.st_uid == os.geteuid() and not status.st_mode & 0o077
