@@ -286,6 +286,8 @@ class Advice(FrozenModel):
     """The action in a sentence."""
     basis: str
     """Measured figures behind the expectation."""
+    is_fault: bool = False
+    """It removes a fault, under which all settings were measured: its gain comes before theirs."""
 
 
 class Diagnosis(FrozenModel):
