@@ -46,6 +46,10 @@ _OBSERVED_STEPS = (3, 200)
 """Optimizer steps that are observed: at least, and at most."""
 _ROUNDS = 8
 """Pairs of stretches with and without a mode: Student's t is then 2.4 standard errors."""
+_MOST_ROUNDS = 24
+"""Pairs on a machine whose other programs disturb them."""
+_PRECISION = 0.1
+"""Half of the 95 % interval over the ratio at which eight pairs are enough."""
 _FEWEST_ROUNDS = 3
 """Pairs of long steps."""
 _LONGEST_S = 6.0
@@ -466,16 +470,22 @@ def _compare(
             batches = islice(supply, steps * trainer.config.grad_accum_steps)
             return train_on(trainer, batches)[0]
 
-    ratios = []
+    ratios = list[float]()
+    begun = perf_counter()
     with torch_threads(1 if switch.is_at_one_thread else None):
-        for number in range(rounds):
+        while len(ratios) < rounds:
             # Alternate which side comes first, so that a drift affects both.
-            times_s = {is_off: stretch_s(is_off) for is_off in (number % 2 == 1, number % 2 == 0)}
+            begins_off = len(ratios) % 2 == 1
+            times_s = {is_off: stretch_s(is_off) for is_off in (begins_off, not begins_off)}
             ratios.append(times_s[False] / times_s[True])
+            is_late = perf_counter() - begun > _LONGEST_S / 2
+            has_all = len(ratios) == rounds and rounds < _MOST_ROUNDS
+            if has_all and not is_late and ratio_interval(ratios).relative_half_width > _PRECISION:
+                rounds += 1
     return SwitchGain(
         name=switch.name,
         ratio=ratio_interval(ratios),
-        rounds=rounds,
+        rounds=len(ratios),
         steps=steps,
         share=switch.share,
         is_at_one_thread=switch.is_at_one_thread,
