@@ -151,14 +151,14 @@ def extra_failed(stage: str, cause: str) -> str:
 
 
 @message
-def switch_failed(name: str, cause: str) -> str:
-    return f"steps without {MODES[name]} could not be measured ({cause})"
+def switch_failed(mode: str, cause: str) -> str:
+    return f"steps without {MODES[mode]} could not be measured ({cause})"
 
 
 @message
-def steps_too_long_to_switch(name: str, step_s: float) -> str:
+def steps_too_long_to_switch(mode: str, step_s: float) -> str:
     return (
-        f"steps without {MODES[name]} were not measured: a step takes {format_short_time(step_s)}"
+        f"steps without {MODES[mode]} were not measured: a step takes {format_short_time(step_s)}"
     )
 
 

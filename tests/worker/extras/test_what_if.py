@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from autotune.config.training_config import TrainingConfig
 from autotune.records.measurement import SwitchName
+from autotune.worker import modes
 from autotune.worker.device import open_device
 from autotune.worker.extras import what_if
 from autotune.worker.extras.what_if import SwitchReport, _rare_collections, measure_switches
@@ -28,6 +29,7 @@ SECONDS = 0.02
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(what_if, "_OBSERVED_S", 0.0)
+    monkeypatch.setattr(what_if, "_GC_SHARE", inf)
     monkeypatch.setattr(what_if, "_LONGEST_S", 60.0)
     monkeypatch.setattr(what_if, "_MOST_ROUNDS", what_if._ROUNDS)
 
@@ -57,7 +59,8 @@ def names(report: SwitchReport) -> list[SwitchName]:
 def test_nothing_is_compared_where_no_mode_is_on() -> None:
     trainer = trainer_of(grad_accum_steps=2)
     report = switched(trainer)
-    assert report.gains == report.notes == ()
+    assert report.gains == ()
+    assert report.notes == ()
     assert not report.modes.is_anomaly_detected
     assert trainer.accumulated == 0, "only whole optimizer steps are made"
 
@@ -71,7 +74,7 @@ def test_anomaly_detection_is_off_in_half_of_the_steps(is_each_step: bool) -> No
             seen.append(torch.is_anomaly_enabled())
 
     with (
-        pytest.warns(UserWarning) if is_each_step else nullcontext(),
+        pytest.warns(UserWarning, match="Anomaly") if is_each_step else nullcontext(),
         torch.autograd.set_detect_anomaly(not is_each_step, check_nan=False),
     ):
         report = switched(trainer_of(work))
@@ -140,7 +143,7 @@ def test_profilers_of_python_are_suspended(running: Callable[[], Any]) -> None:
     seen = []
     with running():
         own = sys.getprofile()
-        report = switched(trainer_of(lambda: seen.append(what_if.is_traced())))
+        report = switched(trainer_of(lambda: seen.append(modes.is_traced())))
         assert sys.getprofile() is own
     assert names(report) == ["tracer"]
     assert {*seen} == {False, True}
