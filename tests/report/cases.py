@@ -25,10 +25,12 @@ from autotune.records.measurement import (
     Lengths,
     Measurement,
     PackForecast,
+    SwitchGain,
     Tokens,
 )
 from autotune.records.result import Curves, Diagnosis, LargerBatch, RunSummary, RunVariation
 from autotune.records.trial import Failure, Outcome, TrialRecord
+from autotune.records.watched_run import Modes
 from autotune.report.comparison import Comparison, compare_summaries
 from autotune.space.scaling import LrAdvice
 from tests.factories import (
@@ -566,6 +568,33 @@ def diagnosis_cases() -> dict[str, Diagnosis]:
             loader_costs=make_loader_costs(batch_tensors=3),
         ),
         "host-holds-the-device-alone": make_evidence(1000.0, **LAUNCHED),
+        "modes-left-on": make_evidence(
+            500.0,
+            config=TrainingConfig(),
+            environment=CPU,
+            switches=(
+                SwitchGain(
+                    name="anomaly",
+                    ratio=Interval(value=4.1, low=3.8, high=4.4),
+                    rounds=8,
+                    steps=3,
+                ),
+                SwitchGain(
+                    name="denormals",
+                    ratio=Interval(value=1.8, low=1.7, high=1.9),
+                    rounds=8,
+                    steps=3,
+                    share=0.31,
+                    is_at_one_thread=True,
+                ),
+            ),
+            modes=Modes(
+                is_anomaly_detected=True,
+                is_profiled=True,
+                variables={"PYTHONMALLOC": "debug"},
+                places={"anomaly": "train.py:41", "profiler": "train.py:52"},
+            ),
+        ),
         "device-not-measured": make_evidence(
             430.0, **wait, loader_ceiling=440.0, device_ceiling=None
         ),
