@@ -220,6 +220,7 @@ def _measure_baseline(plan: Plan, runner: TrialRunner, measuring: MeasuringTime)
             copy_ceiling=True,
             breakdown=True,
             activations=True,
+            what_if=True,
             stretch_s=measuring.stretch_s,
         ),
     )

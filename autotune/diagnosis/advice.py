@@ -44,7 +44,14 @@ from autotune.models.throughput_law import joint_rate
 from autotune.policy import POLICY
 from autotune.records.breakdown import LoaderCosts
 from autotune.records.ceilings import SIDES, CeilingBook
-from autotune.records.measurement import Activations, Ceilings, Interval, Measurement
+from autotune.records.measurement import (
+    Activations,
+    Ceilings,
+    Interval,
+    Measurement,
+    SwitchGain,
+    SwitchName,
+)
 from autotune.records.result import (
     Advice,
     Bottleneck,
@@ -54,6 +61,7 @@ from autotune.records.result import (
     changed_settings,
     is_single,
 )
+from autotune.records.watched_run import Modes
 from autotune.settings_table import BATCH_SETTINGS
 from autotune.space import constraints as rules
 from autotune.space.ranges import most_workers, whole_numbers
@@ -64,13 +72,16 @@ LEAST_GAIN = 0.03
 """Expected gain below which nothing is advised, the accuracy of ceilings. Source: our convention."""
 
 
-def advise(words: AdviceText, present: float, expected: float | None) -> Advice:
+def advise(
+    words: AdviceText, present: float, expected: float | None, *, is_fault: bool = False
+) -> Advice:
     """Return advice with its expected gain.
 
     Args:
         words: The advice and its basis.
         present: Present throughput in samples per second.
         expected: Expected throughput in samples per second; None if it can't be estimated.
+        is_fault: It removes a fault, under which all settings were measured.
     """
     figures = dict(words.note.figures)
     settings = cast("dict[str, object]", figures.pop("settings", {}))
@@ -82,6 +93,7 @@ def advise(words: AdviceText, present: float, expected: float | None) -> Advice:
         expected_gain=None if expected is None else expected / present - 1.0,
         text=words.note.text,
         basis=words.basis,
+        is_fault=is_fault,
     )
 
 
@@ -446,6 +458,75 @@ def _words(
         gain_low=None if gains is None else gains[0],
         gain_high=None if gains is None else gains[1],
     )
+
+
+# Modes that slow steps down: debugging, subnormal values, garbage collection.
+
+
+def modes_of(evidence: Evidence) -> Modes:
+    """Return the modes seen while the script ran freely, else those seen after the window."""
+    if evidence.watched is not None:
+        return evidence.watched.modes
+    return evidence.measurement.modes or Modes()
+
+
+def undo_modes(evidence: Evidence) -> Iterator[Advice]:
+    """Advise to switch off the modes that slow steps down, by steps with and without each.
+
+    A mode that was compared without a difference is not mentioned. Modes that nothing can switch
+    from outside, such as environment variables, are advised without a figure.
+    """
+    run = evidence.measurement
+    modes = modes_of(evidence)
+    for switch in run.switches:
+        if not is_slower(switch):
+            continue
+        ratio = switch.ratio
+        times = _times(evidence, 1 / ratio.value, (1 / ratio.high, 1 / ratio.low))
+        words = messages.switch_off_mode(
+            mode=switch.name,
+            place=modes.places.get(switch.name, ""),
+            ratio=ratio.value,
+            low=ratio.low,
+            high=ratio.high,
+            gain_low=times.low - 1,
+            gain_high=times.high - 1,
+        )
+        yield advise(words, run.samples_per_s, times.expected * run.samples_per_s, is_fault=True)
+
+    # Modes that were not compared.
+    compared = {switch.name for switch in run.switches}
+    states: dict[SwitchName, bool] = {
+        "anomaly": modes.is_anomaly_detected,
+        "tracer": modes.is_traced,
+        "profiler": modes.is_profiled,
+    }
+    for name, is_on in states.items():
+        if is_on and name not in compared:
+            words = messages.switch_off_mode(
+                mode=name,
+                place=modes.places.get(name, ""),
+                ratio=None,
+                low=None,
+                high=None,
+                gain_low=None,
+                gain_high=None,
+            )
+            yield advise(words, run.samples_per_s, None, is_fault=True)
+    for variable, value in modes.variables.items():
+        words = messages.unset_variable(name=variable, value=value)
+        yield advise(words, run.samples_per_s, None, is_fault=True)
+    is_benchmarking = modes.is_cudnn_benchmark or evidence.config.cudnn_benchmark
+    has_cudnn = evidence.environment.device_kind == "cuda"
+    if has_cudnn and is_benchmarking and evidence.facts.has_fixed_shapes is False:
+        settings = {"cudnn_benchmark": False} if evidence.config.cudnn_benchmark else {}
+        words = messages.stop_benchmarking(settings=settings)
+        yield advise(words, run.samples_per_s, None, is_fault=True)
+
+
+def is_slower(switch: SwitchGain) -> bool:
+    """Return whether steps are slower with a mode than without it, by 3 % and beyond chance."""
+    return switch.ratio.low > 1 and switch.ratio.value >= 1 + LEAST_GAIN
 
 
 # Batches without padding: advice with the interval of its gain.
@@ -911,6 +992,7 @@ def rank_advice(evidence: Evidence, findings: Sequence[Finding]) -> tuple[Advice
     measured = [piece for piece in settings if piece.kind != "add_workers"]
     best = max(map(_rate, measured), default=evidence.measurement.samples_per_s)
     remedies = [
+        *undo_modes(evidence),
         *list_remedies(evidence, findings, best_samples_per_s=best),
         *checkpoint_activations(evidence),
     ]

@@ -7,7 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from autotune.diagnosis.advice import LEAST_GAIN, exchange_fraction, rank_advice
+from autotune.diagnosis.advice import (
+    LEAST_GAIN,
+    exchange_fraction,
+    is_slower,
+    modes_of,
+    rank_advice,
+)
 from autotune.diagnosis.parts import findings_of_parts, notes_on_parts, remedies_of_parts
 from autotune.diagnosis.run_shares import loop_fraction, run_shares, whole_run_gain
 from autotune.messages import diagnosis as messages
@@ -28,7 +34,13 @@ from autotune.models.statistics import memory_fault
 from autotune.note import Note
 from autotune.records.breakdown import Share, TimeBreakdown
 from autotune.records.ceilings import CeilingBook, Headroom, headroom_of
-from autotune.records.measurement import Interval, MemoryLimits, keep_ceilings, note_on_load
+from autotune.records.measurement import (
+    Interval,
+    MemoryLimits,
+    SwitchName,
+    keep_ceilings,
+    note_on_load,
+)
 from autotune.records.result import Advice, Bottleneck, Diagnosis, Evidence, Finding
 from autotune.records.watched_run import RunShare, WatchedRun
 from autotune.settings_table import BATCH_SETTINGS
@@ -60,6 +72,7 @@ _SLOWED_BY = 1.5
 """Factor by which computing is slower in the loop than alone from which on the CPU counts as
 oversubscribed. Source: our convention."""
 _DEVICE_WORK = frozenset[Bottleneck]({"compute", "memory"})
+_COLLECTIONS = frozenset[SwitchName]({"gc_collect", "empty_cache", "automatic_gc"})
 _FEWEST_BATCHES = 3
 """Points for a line of time over batch size; with two, any noise would be a fixed cost."""
 
@@ -77,7 +90,9 @@ def find_bottlenecks(evidence: Evidence) -> tuple[Finding, ...]:
     idle = parts.idle.fraction
     waits = parts.synchronise.fraction
     threads = _threads(evidence, compute + idle)
-    left = 1.0 if threads is None else 1 - threads.share / (compute + idle)
+    modes = _modes(evidence, compute + idle)
+    faults = [*filter(None, [threads]), *modes]
+    left = max(0.0, 1 - sum(fault.share for fault in faults) / max(compute + idle, 1e-9))
     between = _between_operators(evidence, compute * left, idle * left)
     found = [
         _data(evidence, parts),
@@ -86,7 +101,7 @@ def find_bottlenecks(evidence: Evidence) -> tuple[Finding, ...]:
         _finding("synchronise", waits, messages.synchronise_evidence(share=waits)),
         between,
         _device_work(evidence, max(0.0, (compute + idle) * left - between.share)),
-        *filter(None, [threads]),
+        *faults,
     ]
     merged = _merged(found)
     heavy = [finding for finding in merged if finding.share >= _LEAST_SHARE]
@@ -249,6 +264,49 @@ def _threads(evidence: Evidence, work: float) -> Finding | None:
         device_samples_per_s=alone,
     )
     return _finding("threads", work * (1 - 1 / slowdown), threads)
+
+
+def _modes(evidence: Evidence, work: float) -> list[Finding]:
+    """Return the modes that make steps longer, by steps with and without each.
+
+    Two modes may share their time: together they take no more than all of the work.
+
+    Args:
+        evidence: The run.
+        work: Share of the wall time in steps.
+    """
+    places = modes_of(evidence).places
+    found = []
+    for switch in sorted(evidence.measurement.switches, key=lambda one: -one.ratio.value):
+        if not is_slower(switch):
+            continue
+        ratio = switch.ratio
+        share = work * (1 - 1 / ratio.value)
+        work -= share
+        if switch.name == "denormals":
+            values = messages.denormals_evidence(
+                share=switch.share or 0.0,
+                ratio=ratio.value,
+                low=ratio.low,
+                high=ratio.high,
+                is_at_one_thread=switch.is_at_one_thread,
+            )
+            found.append(_finding("denormals", share, values))
+        elif switch.name in _COLLECTIONS:
+            collections = messages.collection_evidence(
+                mode=switch.name, ratio=ratio.value, low=ratio.low, high=ratio.high
+            )
+            found.append(_finding("collection", share, collections))
+        else:
+            mode = messages.debugging_evidence(
+                mode=switch.name,
+                ratio=ratio.value,
+                low=ratio.low,
+                high=ratio.high,
+                place=places.get(switch.name, ""),
+            )
+            found.append(_finding("debugging", share, mode))
+    return found
 
 
 def _between_operators(evidence: Evidence, compute: float, idle: float) -> Finding:
@@ -538,6 +596,7 @@ def is_healthy(evidence: Evidence, findings: Sequence[Finding], advice: Sequence
     return (
         evidence.measurement.breakdown is not None
         and is_computing
+        and not any(piece.is_fault for piece in advice)
         and max(gains, default=0.0) < HEALTHY_GAIN
     )
 

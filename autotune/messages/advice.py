@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple, ParamSpec, assert_never
 from autotune.messages import message
 from autotune.messages.diagnosis import describe_computing, describe_recurring
 from autotune.messages.units import (
+    MODES,
     format_bytes,
     format_count,
     format_fraction,
@@ -20,6 +21,7 @@ from autotune.messages.units import (
     format_rate,
     format_short_time,
     format_throughput,
+    format_times,
     show,
     show_interval,
 )
@@ -739,3 +741,135 @@ def settings_of_single_device(settings: Mapping[str, object]) -> tuple[str, str]
 @_advice
 def more_cores_for_ranks(cores: int) -> tuple[str, str]:
     return "Use more cores: on a CPU, ranks share its cores", f"{cores} cores here"
+
+
+# Modes that slow steps down
+
+
+@_advice
+def switch_off_mode(
+    mode: str,
+    place: str,
+    ratio: float | None,
+    low: float | None,
+    high: float | None,
+    gain_low: float | None,
+    gain_high: float | None,
+) -> tuple[str, str]:
+    where = f" ({place})" if place else ""
+    return f"{_SWITCHED_OFF[mode]}{where}", _switched(mode, ratio, low, high, gain_low, gain_high)
+
+
+_SWITCHED_OFF = {
+    "anomaly": (
+        "Switch off anomaly detection, which is for debugging: remove "
+        "torch.autograd.set_detect_anomaly(True) or detect_anomaly()"
+    ),
+    "deterministic": (
+        "Switch off deterministic algorithms if you can do without equal results in each run: "
+        "torch.use_deterministic_algorithms(False), torch.backends.cudnn.deterministic = False"
+    ),
+    "tracer": (
+        "Train without the debugger, coverage or profiler of Python that runs (sys.settrace or "
+        "sys.setprofile), or profile some steps only"
+    ),
+    "profiler": (
+        "Stop torch's profiler after some steps: give it a schedule, "
+        "torch.profiler.schedule(wait=1, warmup=1, active=3, repeat=1), or remove it"
+    ),
+    "denormals": (
+        "Call torch.set_flush_denormal(True) before the first operation, so that values below "
+        "1.2e-38 count as zero; threads take it over when they start"
+    ),
+    "gc_collect": "Remove gc.collect() from the loop; Python collects garbage by itself",
+    "empty_cache": (
+        "Remove torch.cuda.empty_cache() from the loop: it frees no tensor, and the next step has "
+        "to allocate its memory again"
+    ),
+    "automatic_gc": (
+        "Let Python collect garbage more rarely: gc.freeze() before the loop, then "
+        "gc.set_threshold(100_000, 10, 10)"
+    ),
+}
+"""Action against each mode."""
+_DOCUMENTED = {
+    "anomaly": "PyTorch's documentation: it slows a program down, and is for debugging only",
+    "deterministic": "PyTorch's documentation: deterministic operations are often slower",
+    "tracer": "Python calls a function at each call or line",
+    "profiler": (
+        "it records each operation, and keeps all events in memory; PyTorch's documentation "
+        "advises a schedule for long jobs"
+    ),
+    "denormals": "each operation on such a value may take 150 cycles or more",
+    "gc_collect": "each call visits all objects of the process",
+    "empty_cache": "it waits for the device, and frees memory that the next step needs",
+    "automatic_gc": "each collection visits the objects that were made since the last one",
+}
+"""Cost of each mode where it was not measured."""
+
+
+def _switched(
+    mode: str,
+    ratio: float | None,
+    low: float | None,
+    high: float | None,
+    gain_low: float | None,
+    gain_high: float | None,
+) -> str:
+    """Return the measured ratio of steps and the interval of the gain; else what is documented."""
+    if ratio is None or low is None or high is None:
+        return f"not measured; {_DOCUMENTED[mode]}"
+    steps = (
+        f"with {MODES[mode]} a step takes {format_times(ratio)} times as long "
+        f"({show_interval(low, high, 'times')})"
+    )
+    if gain_low is None or gain_high is None:
+        return steps
+    return f"{steps}; {_gain_interval(gain_low, gain_high)}"
+
+
+@_advice
+def unset_variable(name: str, value: str) -> tuple[str, str]:
+    return f"Train without {name}={value}", f"not measured; {_VARIABLES[name]}"
+
+
+_BLOCKING_WAITS = "PyTorch's documentation: blocking waits add overhead"
+_LAUNCHES = "the host waits for each kernel; it is for debugging"
+_VERBOSE = "the library prints a line for each call"
+_VARIABLES = {
+    "CUDA_LAUNCH_BLOCKING": _LAUNCHES,
+    "HIP_LAUNCH_BLOCKING": _LAUNCHES,
+    "AMD_SERIALIZE_KERNEL": _LAUNCHES,
+    "AMD_SERIALIZE_COPY": "the host waits for each copy; it is for debugging",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": (
+        "each tensor is allocated by the driver, and freeing it waits for the device"
+    ),
+    "CUBLAS_WORKSPACE_CONFIG": "NVIDIA's documentation: this value may limit performance",
+    "TORCH_DISTRIBUTED_DEBUG": (
+        "PyTorch's documentation: DETAIL may impact performance, use it only for debugging"
+    ),
+    "NCCL_DEBUG": "NCCL prints a line for each call",
+    "TORCH_NCCL_BLOCKING_WAIT": _BLOCKING_WAITS,
+    "NCCL_BLOCKING_WAIT": _BLOCKING_WAITS,
+    "PYTHONDEVMODE": (
+        "Python's documentation: it adds checks that are too expensive to be enabled by default"
+    ),
+    "PYTHONMALLOC": "Python checks each block of memory that it allocates and frees",
+    "MALLOC_PERTURB_": "each byte that is allocated or freed is written once more",
+    "ONEDNN_VERBOSE": _VERBOSE,
+    "DNNL_VERBOSE": _VERBOSE,
+    "MKL_VERBOSE": _VERBOSE,
+}
+"""Cost of each environment variable of `worker/modes`."""
+
+
+@_advice
+def stop_benchmarking(settings: Mapping[str, object]) -> tuple[str, str]:
+    action = "torch.backends.cudnn.benchmark = False, or pad batches to a few shapes"
+    return (
+        f"{_set(settings)}: {action}" if settings else f"Set {action}",
+        (
+            "not measured; batches have different shapes, and for each new one cuDNN times its "
+            "algorithms again"
+        ),
+    )

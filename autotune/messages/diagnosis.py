@@ -7,13 +7,16 @@ from typing import TypedDict
 
 from autotune.messages import message
 from autotune.messages.units import (
+    MODES,
     format_bytes,
     format_fraction,
     format_mean_count,
     format_short_time,
     format_throughput,
+    format_times,
     show,
     show_gain_interval,
+    show_interval,
 )
 from autotune.note import Note
 
@@ -191,6 +194,33 @@ def not_excluded(cause: str, reason: Note | str) -> str:
 
 
 # Evidence
+
+
+@message
+def debugging_evidence(mode: str, ratio: float, low: float, high: float, place: str) -> str:
+    where = f" ({place})" if place else ""
+    return f"{MODES[mode]}{where} is on: {_longer(ratio, low, high)}"
+
+
+@message
+def denormals_evidence(
+    share: float, ratio: float, low: float, high: float, is_at_one_thread: bool
+) -> str:
+    threads = ", both with one thread" if is_at_one_thread else ""
+    return (
+        f"{format_fraction(share)} of the values of a step are subnormal: "
+        f"{_longer(ratio, low, high)} as with such values flushed to zero{threads}"
+    )
+
+
+@message
+def collection_evidence(mode: str, ratio: float, low: float, high: float) -> str:
+    return f"with {MODES[mode]} {_longer(ratio, low, high)}"
+
+
+def _longer(ratio: float, low: float, high: float) -> str:
+    interval = show_interval(low, high, "times")
+    return f"a step takes {format_times(ratio)} times as long ({interval})"
 
 
 @message

@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from typing import Literal
 
 from autotune.messages import message
-from autotune.messages.units import THROTTLE_REASONS, format_bytes, format_count, format_fraction
+from autotune.messages.units import (
+    MODES,
+    THROTTLE_REASONS,
+    format_bytes,
+    format_count,
+    format_fraction,
+    format_short_time,
+)
 from autotune.note import Note
 
 
@@ -124,6 +131,7 @@ _STAGES = {
     "device_rate": "the throughput of the device alone",
     "copy_rate": "the throughput of copying batches alone",
     "communication": "the time to exchange gradients",
+    "what_if": "steps without the debugging modes that are on",
     "time_breakdown": "where the time goes",
     "item_costs": "the cost of an item",
     "lengths": "the gain of batches of similar lengths",
@@ -140,6 +148,18 @@ _STAGES = {
 @message
 def extra_failed(stage: str, cause: str) -> str:
     return f"{_STAGES[stage]} could not be measured ({cause})"
+
+
+@message
+def switch_failed(mode: str, cause: str) -> str:
+    return f"steps without {MODES[mode]} could not be measured ({cause})"
+
+
+@message
+def steps_too_long_to_switch(mode: str, step_s: float) -> str:
+    return (
+        f"steps without {MODES[mode]} were not measured: a step takes {format_short_time(step_s)}"
+    )
 
 
 @message

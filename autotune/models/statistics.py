@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
-from math import inf, sqrt
+from math import exp, inf, log, sqrt
 from statistics import NormalDist, fmean, stdev
 from typing import TypeVar
 
@@ -56,6 +56,23 @@ def t_quantile(probability: float, degrees_of_freedom: float) -> float:
 def error_of_median(values: Sequence[float]) -> float:
     """Return a median's standard error for normal errors: 1.25 times that of a mean."""
     return 1.25 * stdev(values) / sqrt(len(values))
+
+
+def ratio_interval(ratios: Sequence[float]) -> Interval:
+    """Return the geometric mean of paired ratios, with its 95 % interval by Student's t.
+
+    Args:
+        ratios: Positive ratios of two times, one a pair; at least one.
+
+    Returns:
+        The interval from 0 to infinity for a single pair.
+    """
+    logs = [log(ratio) for ratio in ratios]
+    mean = fmean(logs)
+    if len(logs) < 2:
+        return Interval(value=exp(mean), low=0.0, high=inf)
+    half = t_95(len(logs) - 1) * stdev(logs) / sqrt(len(logs))
+    return Interval(value=exp(mean), low=exp(mean - half), high=exp(mean + half))
 
 
 def batch_means_half_width(amounts: Sequence[float], seconds: Sequence[float]) -> float:

@@ -35,6 +35,8 @@ class Extras(FrozenModel):
     """Where the time goes, by extra steps under a profiler, and what an item costs."""
     activations: bool = False
     """Measure the activations kept for the backward pass, in some further steps."""
+    what_if: bool = False
+    """Debugging modes, and steps without each of those that can be switched from outside."""
     stretch_s: float = 0.5
     """Length of each of these. Our convention."""
 

@@ -22,6 +22,7 @@ from autotune.messages.trials import clock_lowered, clock_moved, cores_taken, ot
 from autotune.note import Note
 from autotune.records.breakdown import LoaderCosts, TimeBreakdown
 from autotune.records.ceilings import SIDES, Ceiling, CeilingBook
+from autotune.records.watched_run import Modes
 
 # Host load: CPU time of the trial and of other processes during a window.
 #
@@ -776,6 +777,41 @@ class Interval(FrozenModel):
         return (self.high - self.low) / 2 / self.value if self.value > 0 else inf
 
 
+SwitchName = Literal[
+    "anomaly",
+    "deterministic",
+    "tracer",
+    "profiler",
+    "denormals",
+    "gc_collect",
+    "empty_cache",
+    "automatic_gc",
+]
+"""A mode of the process that slows steps down: anomaly detection of autograd; deterministic
+algorithms; a trace or profile function of Python; torch's profiler; arithmetic on subnormal values;
+explicit garbage collection in each step; emptying the device's cache in each step; automatic
+garbage collection."""
+
+
+class SwitchGain(FrozenModel):
+    """Ratio of two step times, with a mode on and with it switched off from outside, in turn."""
+
+    name: SwitchName
+    """The mode that was switched."""
+    ratio: Interval
+    """Time of an optimizer step with the mode over that without it, on batches at hand; its 95 %
+    interval from the rounds."""
+    rounds: int
+    """Pairs of stretches with and without it."""
+    steps: int
+    """Optimizer steps of a stretch."""
+    share: float | None = None
+    """Share of subnormal values among those that a step computes, or of the time in automatic
+    collections; None for other modes."""
+    is_at_one_thread: bool = False
+    """Both sides computed with one thread, of several that training uses."""
+
+
 class MemorySample(FrozenModel):
     """Peak memory of a trial, and its source."""
 
@@ -869,6 +905,11 @@ class Measurement(FrozenModel):
     activations: Activations | None = None
     """Bytes kept for the backward pass; None if not requested, in groups, and for compiled
     models."""
+    modes: Modes | None = None
+    """Debugging modes of the process after the window; None if not requested."""
+    switches: tuple[SwitchGain, ...] = ()
+    """Gains of switching a mode off; without those that are off, or that nothing outside of the
+    script can switch."""
     growth: tuple[MemoryGrowth, ...] = ()
     """Memory growth in the window (rank 0's in a group); none if the window was too short."""
     ranks: tuple[RankFigures, ...] = ()

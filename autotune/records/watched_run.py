@@ -114,6 +114,9 @@ class Modes(FrozenModel):
     variables: dict[str, str] = Field(default_factory=dict)
     """Environment variables that slow training down, with their values, such as
     CUDA_LAUNCH_BLOCKING."""
+    places: dict[str, str] = Field(default_factory=dict)
+    """File and line of the user's call that switched a mode on, such as "train.py:41", by the
+    mode's name in `SwitchGain`; without modes that were on before the script's first line."""
     process_cores: int | None = None
     """Cores that the training thread may use, by sched_getaffinity."""
     worker_cores: int | None = None

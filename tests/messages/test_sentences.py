@@ -13,12 +13,12 @@ import pytest
 
 from autotune import messages
 from autotune.diagnosis.scaling import Cause
-from autotune.messages.advice import AdviceText
+from autotune.messages.advice import _VARIABLES, AdviceText
 from autotune.messages.diagnosis import BOTTLENECKS, RUN_PART_NAMES, UnevenRank
 from autotune.messages.search import _CEILINGS
 from autotune.messages.space import _NO_EFFECT, _UNREACHED
 from autotune.messages.trials import _STAGES
-from autotune.messages.units import OUTCOMES, THROTTLE_REASONS
+from autotune.messages.units import MODES, OUTCOMES, THROTTLE_REASONS
 from autotune.note import Note
 from autotune.records.result import Bottleneck
 from autotune.records.watched_run import RUN_PARTS
@@ -45,6 +45,8 @@ CODES: dict[str, Sequence[object]] = {
     "stage": tuple(_STAGES),
     "stages": (["copy"], ["copy", "lengths", "transfer"]),
     "outcome": tuple(OUTCOMES),
+    "mode": tuple(MODES),
+    "unset_variable.name": tuple(_VARIABLES),
     "baseline_without_effect.reason": tuple(_NO_EFFECT),
     "value_without_effect.reason": tuple(_NO_EFFECT),
     "setting_unreached.reason": tuple(_UNREACHED),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.models.statistics import BATCH_MEANS, batch_means_half_width, t_95
+from autotune.models.statistics import BATCH_MEANS, batch_means_half_width, ratio_interval, t_95
 
 
 def test_t_95_is_that_of_the_tables() -> None:
@@ -86,3 +86,18 @@ def _ar1(
     for index in range(1, length):
         series[index] = correlation * series[index - 1] + noise[index]
     return series
+
+
+def test_ratio_of_pairs_covers_the_true_one() -> None:
+    random, runs, covered = np.random.default_rng(0), 500, 0
+    for _ in range(runs):
+        found = ratio_interval([*(3.0 * np.exp(random.normal(0, 0.1, 8)))])
+        covered += found.low <= 3.0 <= found.high
+    assert 0.92 <= covered / runs <= 0.98
+
+
+def test_single_pair_has_no_interval() -> None:
+    found = ratio_interval([2.0])
+    assert found.value == pytest.approx(2.0)
+    assert found.low == 0
+    assert isinf(found.high)

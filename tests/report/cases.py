@@ -27,6 +27,7 @@ from autotune.records.measurement import (
     Lengths,
     Measurement,
     PackForecast,
+    SwitchGain,
     Tokens,
 )
 from autotune.records.result import (
@@ -38,7 +39,7 @@ from autotune.records.result import (
     RunVariation,
 )
 from autotune.records.trial import Failure, Outcome, TrialRecord
-from autotune.records.watched_run import RUN_PARTS, RunPart, RunShare, Startup, WatchedRun
+from autotune.records.watched_run import RUN_PARTS, Modes, RunPart, RunShare, Startup, WatchedRun
 from autotune.report.comparison import Comparison, compare_summaries
 from autotune.space.scaling import LrAdvice
 from tests.factories import (
@@ -576,6 +577,33 @@ def diagnosis_cases() -> dict[str, Diagnosis]:
             loader_costs=make_loader_costs(batch_tensors=3),
         ),
         "host-holds-the-device-alone": make_evidence(1000.0, **LAUNCHED),
+        "modes-left-on": make_evidence(
+            500.0,
+            config=TrainingConfig(),
+            environment=CPU,
+            switches=(
+                SwitchGain(
+                    name="anomaly",
+                    ratio=Interval(value=4.1, low=3.8, high=4.4),
+                    rounds=8,
+                    steps=3,
+                ),
+                SwitchGain(
+                    name="denormals",
+                    ratio=Interval(value=1.8, low=1.7, high=1.9),
+                    rounds=8,
+                    steps=3,
+                    share=0.31,
+                    is_at_one_thread=True,
+                ),
+            ),
+            modes=Modes(
+                is_anomaly_detected=True,
+                is_profiled=True,
+                variables={"PYTHONMALLOC": "debug"},
+                places={"anomaly": "train.py:41", "profiler": "train.py:52"},
+            ),
+        ),
         "device-not-measured": make_evidence(
             430.0, **wait, loader_ceiling=440.0, device_ceiling=None
         ),

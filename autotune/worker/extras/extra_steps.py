@@ -42,6 +42,7 @@ from autotune.worker.extras.formats import measure_formats
 from autotune.worker.extras.item_costs import measure_items, measure_pipeline, with_batch_rates
 from autotune.worker.extras.lengths import measure_lengths
 from autotune.worker.extras.profile import break_down
+from autotune.worker.extras.what_if import measure_switches
 from autotune.worker.failures import cause_of
 from autotune.worker.feed import Delivery
 from autotune.worker.group import Group
@@ -145,13 +146,16 @@ def _stages(after: _After) -> list[tuple[str, _Stage]]:
     makes_batches = isinstance(loader, DataLoader) and loader.batch_sampler is not None
     has_lengths = makes_batches and after.measurement.tokens is not None
     has_copies = extras.copy_ceiling and after.trainer.device.kind in PINNING_KINDS
-    needs_batches = extras.device_ceiling or extras.breakdown or extras.activations
+    needs_batches = (
+        extras.device_ceiling or extras.breakdown or extras.activations or extras.what_if
+    )
     wanted: list[tuple[bool, str, _Stage]] = [
         (extras.loader_ceiling, "loader_rate", _measure_loader),
         (needs_batches or has_copies, _BATCHES, _take_batches),
         (extras.device_ceiling, "device_rate", _measure_device),
         (has_copies, "copy_rate", _measure_copy),
         (needs_batches and after.run.group.size > 1, "communication", _measure_communication),
+        (extras.what_if and after.run.group.size == 1, "what_if", _switch_modes),
         (extras.breakdown, "time_breakdown", _break_down),
         (extras.breakdown, "item_costs", _measure_items),
         (extras.breakdown and has_lengths, "lengths", _measure_lengths),
@@ -228,6 +232,22 @@ def _measure_communication(after: _After) -> None:
     seconds = after.extras.stretch_s
     figures = measure_communication(after.trainer, batches, after.run.group, seconds=seconds)
     after.add(communication=figures)
+
+
+def _switch_modes(after: _After) -> None:
+    """Compare steps with and without the modes that slow them down; a group's ranks go in step."""
+    _need_batches(after)
+    trainer: Any = after.trainer
+    found = measure_switches(
+        trainer,
+        trainer.optimizer,
+        [kept.batch for kept in after.held],
+        seconds=after.extras.stretch_s,
+        ends_at=after.run.ends_at,
+    )
+    after.add(modes=found.modes, switches=found.gains)
+    for note in found.notes:
+        after.note(note)
 
 
 def _break_down(after: _After) -> None:

@@ -36,6 +36,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from autotune.config.plan import INSTALLED, LoaderSite
 from autotune.protocol.attach import workers_unwatched
+from autotune.worker.modes import remember_places
 from autotune.worker.script.overrides import switched
 from autotune.worker.script.patching import after_import
 
@@ -154,6 +155,7 @@ _plain_iters: dict[type, Callable[[Any], Any]] = {DataLoader: DataLoader.__iter_
 
 def install(session: Session) -> None:
     """Patch torch, so that it calls a session from now on."""
+    remember_places(_caller)
     _patch_loader(DataLoader, session)
     after_import(_STATEFUL, lambda module: _patch_loader(module.StatefulDataLoader, session))
 

@@ -33,7 +33,7 @@ from autotune.messages.space import other_training, outside_training, seen_on_ra
 from autotune.note import Note
 from autotune.protocol import messages
 from autotune.protocol.attach import is_own_python, unwatch_children
-from autotune.protocol.messages import NO_EXTRAS, REPORT_UNWRITTEN, RankReport
+from autotune.protocol.messages import REPORT_UNWRITTEN, Extras, RankReport
 from autotune.records.measurement import WAIT_SOURCE, Measurement
 from autotune.records.result import Curves
 from autotune.records.trial import TrialResult, sample_scan_s
@@ -283,15 +283,18 @@ def _measure_trial(
     dump.before_deadline()
 
     # Measure the extras, in batches that autotune takes from the loader itself.
-    extras = job.extras if isinstance(feed, ScriptFeed) else NO_EXTRAS
+    extras = job.extras
+    if not isinstance(feed, ScriptFeed):
+        # The script makes its batches itself, also for steps with and without a mode.
+        extras = Extras(what_if=extras.what_if, stretch_s=extras.stretch_s)
     if ranks() > 1:
         # The other ranks run on: steps past an epoch's end would meet their collectives there.
         extras = extras.model_copy(
-            update={"device_ceiling": False, "copy_ceiling": False, "breakdown": False}
+            update=dict.fromkeys(("device_ceiling", "copy_ceiling", "breakdown", "what_if"), False)
         )
-    if extras != NO_EXTRAS:
-        assert isinstance(feed, ScriptFeed)  # noqa: S101 - else there are none
-        feed.take_over()
+    if extras != Extras(stretch_s=extras.stretch_s):
+        if isinstance(feed, ScriptFeed):
+            feed.take_over()
         with ended_when_stuck(longest_after_s(measurement, job.config), place.report):
             measurement = measure_after_window(
                 run,

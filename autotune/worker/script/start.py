@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import gc
 import io
 import os
 import runpy
@@ -125,6 +126,9 @@ def _run_below(words: Sequence[str], place: Place) -> bool:
 
 def _run_here(start: PythonStart, place: Place, session: Session) -> None:
     error: BaseException | None = None
+    # A fork's objects, torch's above all, are left out of garbage collection. In a training that is
+    # started by itself each full collection visits them.
+    gc.unfreeze()
     try:
         _become(start)
         for thread in threading.enumerate():  # as Python does at its end
