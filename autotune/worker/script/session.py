@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from threading import Thread, get_ident
 from time import perf_counter
@@ -36,7 +37,7 @@ from autotune.protocol.messages import NO_EXTRAS, REPORT_UNWRITTEN, RankReport
 from autotune.records.measurement import WAIT_SOURCE, Measurement
 from autotune.records.result import Curves
 from autotune.records.trial import TrialResult, sample_scan_s
-from autotune.worker.batch import tensors_of, unwrapped
+from autotune.worker.batch import batch_fingerprint, tensors_of, unwrapped
 from autotune.worker.build import WorkloadFault, is_stream
 from autotune.worker.conditions import conditions_before
 from autotune.worker.device import open_device
@@ -219,6 +220,9 @@ Source: our convention."""
 _OBSERVED_S = (1.0, 20.0)
 """Seconds that a probe observes at least, and seconds after which two steps are enough.
 Source: our convention."""
+_REPEATS_S = 2.0
+"""Seconds to take more batches of a stream, to see whether its workers repeat them. Source: our
+convention."""
 _LONGEST_ITEM_S = 5.0
 """Seconds in which a stream must give its first two items again. Source: our convention."""
 _FIRST_WAITS = 4.0
@@ -371,6 +375,7 @@ def _probe(
     begun = perf_counter()
     least_s, short_s = _OBSERVED_S
     steps = span = 0
+    prints = list[int]()
     # Observe steps until there are enough, or enough time has passed.
     if loader is not None:
         seen.samples.clear()
@@ -382,7 +387,9 @@ def _probe(
             steps = span = 0
             seen.samples.clear()
             seen.spans.clear()
+            prints.clear()
             continue
+        prints.append(batch_fingerprint(delivery.batch))
         seen.batch(delivery.batch, delivery.samples // ranks())
         before = seen.steps.copy()
         scene.trainer.train(delivery.batch)
@@ -407,16 +414,7 @@ def _probe(
     # Read ahead into the page cache, and check how a stream is shared between workers.
     is_parted = True
     if loader is not None and isinstance(feed, ScriptFeed):
-        feed.take_over()
-        with suppress(FeedEnded):  # some streams can be read only once
-            warm_page_cache(feed)
-        feed.stop()
-        if is_stream(loader.dataset):
-            is_parted = (
-                loader.worker_init_fn is not None
-                or loader.num_workers > 1
-                or _is_sharded(loader.dataset, feed)
-            )
+        is_parted = _ends_parted(loader, feed, prints)
     # Derive the baseline and the facts.
     command = job.command or ()
     placeholders = placeholders_in(command)
@@ -435,6 +433,47 @@ def _probe(
         environment=describe(scene.device, job_blocks=job.process.blocks_launches),
         conditions=conditions_before(gpus_used(scene.device), start.before),
     )
+
+
+def _ends_parted(loader: DataLoader[Any], feed: ScriptFeed, prints: list[int]) -> bool:
+    """Read ahead into the page cache, end the workers, and return whether they share out the data.
+
+    Args:
+        loader: The script's loader.
+        feed: Its feed.
+        prints: Fingerprints of the batches that were observed.
+    """
+    dataset = loader.dataset
+    workers = loader.num_workers
+    feed.take_over()
+    with suppress(FeedEnded):  # some streams can be read only once
+        if is_stream(dataset):
+            until = perf_counter() + _REPEATS_S
+            while len(prints) < 2 * workers and perf_counter() < until:
+                prints.append(batch_fingerprint(feed.take().batch))
+        warm_page_cache(feed)
+    feed.stop()
+    if not is_stream(dataset):
+        return True
+    if workers > 1:
+        return not repeats_batches(prints, workers)
+    return loader.worker_init_fn is not None or _is_sharded(dataset, feed)
+
+
+def repeats_batches(prints: Sequence[int], num_workers: int) -> bool:
+    """Return whether all loader workers deliver the same batches.
+
+    Batches come from the workers in turn, so that each would come `num_workers` times in a row;
+    the first and the last ones may be cut off. Batches that are all equal show nothing. Random
+    changes of items hide repeats, and count as none.
+
+    Args:
+        prints: Fingerprints of consecutive batches.
+        num_workers: Workers of the loader, two or more.
+    """
+    rows = [list(row) for _, row in groupby(prints)]
+    has_whole_row = any(len(row) >= min(num_workers, len(prints) - 1) for row in rows)
+    return len(rows) > 1 and has_whole_row and len(rows) <= len(prints) / num_workers + 2
 
 
 def _is_sharded(dataset: Any, feed: ScriptFeed) -> bool:
