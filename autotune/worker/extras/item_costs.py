@@ -223,7 +223,7 @@ class TimedItems:
     """CPU seconds of all items in the calling thread."""
     others_cpu_s: float
     """CPU seconds of all items in this process's other threads."""
-    delayed_s: float
+    delayed_s: float = 0.0
     """Seconds in which the calling thread could run, but other threads had its core."""
     disk_bytes: int
     """Bytes read from the disk for all items."""
