@@ -43,7 +43,7 @@ from autotune.models.statistics import NORMAL_95
 from autotune.models.throughput_law import joint_rate
 from autotune.policy import POLICY
 from autotune.records.breakdown import LoaderCauses, LoaderCosts
-from autotune.records.ceilings import SIDES, CeilingBook
+from autotune.records.ceilings import SIDES, Ceiling, CeilingBook
 from autotune.records.measurement import Activations, Ceilings, Measurement
 from autotune.records.result import (
     Advice,
@@ -107,13 +107,25 @@ def loader_bounds(evidence: Evidence, loader: float) -> tuple[float, float]:
         loader: Throughput of the loader alone, in samples per second.
     """
     ceilings = evidence.measurement.ceilings
+    return _bounds(evidence, "loader", loader, None if ceilings is None else ceilings.loader)
+
+
+def _device_bounds(evidence: Evidence, device: float) -> tuple[float, float]:
+    """Return the 95 % interval of the device's throughput during a run, as `loader_bounds` does."""
+    ceilings = evidence.measurement.ceilings
+    return _bounds(evidence, "device", device, None if ceilings is None else ceilings.device)
+
+
+def _bounds(
+    evidence: Evidence, side: Literal["loader", "device"], rate: float, ceiling: Ceiling | None
+) -> tuple[float, float]:
+    if rate == inf:
+        return inf, inf
+    own_sd = 0.0 if ceiling is None else ceiling.relative_sd or 0.0
     kind = evidence.environment.device_kind
-    own_sd = 0.0
-    if ceilings is not None and ceilings.loader is not None:
-        own_sd = ceilings.loader.relative_sd or 0.0
-    observed = side_observation("loader", evidence.config, loader, kind, own_sd)
+    observed = side_observation(side, evidence.config, rate, kind, own_sd)
     off = NORMAL_95 * observed.relative_sd
-    return loader * max(1e-9, 1 - off), loader * (1 + off)
+    return rate * max(1e-9, 1 - off), rate * (1 + off)
 
 
 # Configurations to measure on one side alone: each differs from the baseline in one respect.
@@ -570,10 +582,11 @@ def _with_loader(evidence: Evidence, loader: float) -> _Times:
     device = device_ceiling(evidence)
     present = join_rates(evidence, loader_ceiling(evidence), device)
     slowest, fastest = loader_bounds(evidence, loader)
+    device_low, device_high = _device_bounds(evidence, device)
     return _Times(
         expected=join_rates(evidence, loader, device) / present,
-        low=join_rates(evidence, slowest, device) / present,
-        high=join_rates(evidence, fastest, device) / present,
+        low=join_rates(evidence, slowest, device_low) / present,
+        high=join_rates(evidence, fastest, device_high) / present,
     )
 
 
