@@ -42,8 +42,8 @@ from autotune.models.observations import (
 from autotune.models.statistics import NORMAL_95
 from autotune.models.throughput_law import joint_rate
 from autotune.policy import POLICY
-from autotune.records.breakdown import LoaderCosts
-from autotune.records.ceilings import SIDES, CeilingBook
+from autotune.records.breakdown import LoaderCauses, LoaderCosts
+from autotune.records.ceilings import SIDES, Ceiling, CeilingBook
 from autotune.records.measurement import (
     Activations,
     Ceilings,
@@ -158,18 +158,33 @@ def loader_bounds(evidence: Evidence, loader: float) -> tuple[float, float]:
         loader: Throughput of the loader alone, in samples per second.
     """
     ceilings = evidence.measurement.ceilings
+    return _bounds(evidence, "loader", loader, None if ceilings is None else ceilings.loader)
+
+
+def _device_bounds(evidence: Evidence, device: float) -> tuple[float, float]:
+    """Return the 95 % interval of the device's throughput during a run, as `loader_bounds` does."""
+    ceilings = evidence.measurement.ceilings
+    return _bounds(evidence, "device", device, None if ceilings is None else ceilings.device)
+
+
+def _bounds(
+    evidence: Evidence, side: Literal["loader", "device"], rate: float, ceiling: Ceiling | None
+) -> tuple[float, float]:
+    if rate == inf:
+        return inf, inf
+    own_sd = 0.0 if ceiling is None else ceiling.relative_sd or 0.0
     kind = evidence.environment.device_kind
-    own_sd = 0.0
-    if ceilings is not None and ceilings.loader is not None:
-        own_sd = ceilings.loader.relative_sd or 0.0
-    observed = side_observation("loader", evidence.config, loader, kind, own_sd)
+    observed = side_observation(side, evidence.config, rate, kind, own_sd)
     off = NORMAL_95 * observed.relative_sd
-    return loader * max(1e-9, 1 - off), loader * (1 + off)
+    return rate * max(1e-9, 1 - off), rate * (1 + off)
 
 
 # Configurations to measure on one side alone: each differs from the baseline in one respect.
 
 _LARGER = (2.0, 4.0)
+_WAITING_FRACTION = 0.5
+"""Share of an item's time in waits from which more workers than cores come first. Source: our
+convention, as for the verdict."""
 _SMALLER = (0.5,)
 """Multiples of the current batch: with it, enough points for a line. Source: our convention."""
 
@@ -234,7 +249,11 @@ def _loader_changes(space: ResolvedSpace, run: Measurement) -> Iterator[Mapping[
         *({cores // sharing} & {*range(1, most + 1)}),
     }
     counts -= {own.num_workers} if _may_do_with_one(own, run) else {own.num_workers, 0, 1}
-    by_workers = by_promise(counts, max(1, cores // sharing))
+    likely = cores // sharing
+    costs = run.loader_costs
+    if costs is not None and costs.waiting_fraction > _WAITING_FRACTION:
+        likely = most  # waits overlap, whatever the cores
+    by_workers = by_promise(counts, max(1, likely))
     yield from ({"num_workers": count} for count in by_workers if count > 1)
     if own.num_workers > 1 and len({*space.domains["in_order"]}) > 1:
         yield from ({"in_order": value} for value in space.domains["in_order"])
@@ -531,6 +550,9 @@ def is_slower(switch: SwitchGain) -> bool:
 
 # Batches without padding: advice with the interval of its gain.
 
+_LEAST_PADDING = 0.10
+"""Least share of the device's time for padding that is advised on without timed batches. Source: our
+convention, as for findings."""
 _LEAST_LEFT = 0.01
 """Least share of a sample's time in the loader that remains. Source: our convention."""
 
@@ -538,8 +560,9 @@ _LEAST_LEFT = 0.01
 def remove_padding(evidence: Evidence) -> Iterator[Advice]:
     """Advise to batch sequences of similar lengths, and to pack them if that gains 3 % more.
 
-    Only the device gains: the loader's throughput is assumed to stay. The expected throughput
-    follows from the law that joins both sides; its interval from the error of the device's time,
+    Only the device gains: the loader's throughput is assumed to stay. Of a script no batches of
+    other lengths can be timed: its time is assumed to go with its padded tokens. The expected
+    throughput follows from the law that joins both sides; its interval from the error of the device's time,
     and from that between a loader alone and the same loader in a run.
 
     Source: for rows, Krell et al. 2021 (arXiv:2107.02027), and transformers'
@@ -553,8 +576,16 @@ def remove_padding(evidence: Evidence) -> Iterator[Advice]:
     packed = lengths.packed
     padding = buckets.random_padding if lengths.padding is None else lengths.padding
     reached = 1.0
-    if buckets.device_time is not None and buckets.device_time_ci is not None:
-        times = _times(evidence, buckets.device_time, buckets.device_time_ci)
+    device_time = buckets.device_time
+    interval = buckets.device_time_ci
+    if device_time is None or interval is None:
+        device_time = min(1.0, (1 - padding) / max(1 - buckets.bucket_padding, _LEAST_LEFT))
+        # Half of a step may not depend on lengths; attention goes with their square.
+        interval = (device_time**2, (1 + device_time) / 2)
+    is_timed = buckets.device_time is not None
+    is_estimated = evidence.facts.script is not None and device_time <= 1 - _LEAST_PADDING
+    if is_timed or is_estimated:
+        times = _times(evidence, device_time, interval)
         if times.low > 1:
             reached = times.expected
             words = messages.batch_like_lengths(
@@ -563,11 +594,11 @@ def remove_padding(evidence: Evidence) -> Iterator[Advice]:
                 bucket_padding=buckets.bucket_padding,
                 items=lengths.items,
                 timed=len(lengths.steps),
-                device_time=buckets.device_time,
+                device_time=device_time,
                 gain_low=times.low - 1,
                 gain_high=times.high - 1,
             )
-            yield advise(words, present, present * times.expected)
+            yield advise(words, present, present * times.expected, is_fault=True)
     if packed is not None:
         times = _times(evidence, packed.device_time, packed.device_time_ci)
         if times.low > 1 and times.expected >= (1 + LEAST_GAIN) * reached:
@@ -588,20 +619,299 @@ def remove_padding(evidence: Evidence) -> Iterator[Advice]:
 def loader_without(evidence: Evidence, costs: LoaderCosts, item_fraction: float) -> float:
     """Return the loader's samples/s without a share of its items' time.
 
-    Collating and the transfer of a batch from its worker stay. Shares of times measured together
-    are used, since the load of other processes lengthens all of them.
+    Collating and the transfer of a batch from its worker stay.
 
     Args:
         evidence: The run.
         costs: Costs of its loader.
         item_fraction: Share of an item's time that is saved, in 0..1.
     """
-    workers = loader_processes(evidence.config)
-    sample_s = workers / loader_ceiling(evidence)
-    transfer_s = min((costs.transfer_s or 0.0) / evidence.config.micro_batch_size, sample_s)
-    item_share = costs.item_s / max(with_collating(evidence, costs, costs.item_s), 1e-9)
-    left = max(1.0 - item_share * item_fraction, _LEAST_LEFT)
-    return workers / (transfer_s + (sample_s - transfer_s) * left)
+    return _loader_saving(evidence, costs, costs.item_s * item_fraction)
+
+
+def _loader_saving(evidence: Evidence, costs: LoaderCosts, saved_s: float) -> float:
+    """Return the loader's samples/s if making a sample takes some seconds less.
+
+    The transfer of a batch from its worker stays. Shares of times measured together are used,
+    since the load of other processes lengthens all of them.
+
+    Args:
+        evidence: The run.
+        costs: Costs of its loader.
+        saved_s: Seconds saved of a sample's item, collating and, without workers, drawing.
+    """
+    making_s = max(_making_s(evidence, costs), 1e-9)
+    transfer_s = _transfer_of_sample_s(evidence, costs)
+    left_s = max(making_s - saved_s, _LEAST_LEFT * making_s)
+    return loader_ceiling(evidence) * (making_s + transfer_s) / (left_s + transfer_s)
+
+
+def _making_s(evidence: Evidence, costs: LoaderCosts) -> float:
+    """Return the seconds in which a loader process makes a sample, without its transfer.
+
+    Without workers that process also draws the indices.
+    """
+    drawing_s = 0.0
+    if costs.causes is not None and not evidence.config.num_workers:
+        drawing_s = (costs.causes.sampler_s or 0.0) / evidence.config.micro_batch_size
+    return with_collating(evidence, costs, costs.item_s) + drawing_s
+
+
+# Faults inside the loader: advice with the interval of its gain, for loaders that training waits for.
+
+"""Least share of a loader's time for a part of it to be a fault. Source: our convention."""
+_WHOLE_FILE_FACTOR = 8.0
+"""Memory that an item holds over its own bytes from which it counts as a part of something larger:
+twice what converting uint8 to float32 makes of an item's bytes. Source: our convention."""
+_FILE_FACTOR = 2.0
+"""Bytes that such an item reads over its own bytes: temporary arrays of a computation read nothing.
+Source: our convention."""
+_PARALLEL = 1.3
+"""Speedup by two or more workers below which they wait for each other. Source: our convention."""
+_WORKERS_ONLY = frozenset({"num_workers", "persistent_workers", "prefetch_factor"})
+
+
+def list_loader_faults(evidence: Evidence, findings: Sequence[Finding]) -> Iterator[Advice]:
+    """Yield advice on faults inside the loader, if training waits for it."""
+    found = {finding.bottleneck for finding in findings}
+    costs = evidence.measurement.loader_costs
+    if "repeats" in found:
+        yield _shard_repeated(evidence)
+    if costs is None or costs.causes is None or not found & {*_FOR_LOADER, "restart"}:
+        return
+    if loader_ceiling(evidence) == inf:
+        return
+    for check in (_sampler, _collate, _single_items, _whole_files, _locks, _few_shards):
+        yield from check(evidence, costs, costs.causes)
+
+
+def _shard_repeated(evidence: Evidence) -> Advice:
+    """Advise to share out a stream of which each worker delivers all: the gain is in different samples."""
+    workers = evidence.config.num_workers
+    words = messages.shard_stream(workers_needed=workers, num_workers=workers)
+    piece = advise(words, evidence.measurement.samples_per_s, None, is_fault=True)
+    return piece.model_copy(update={"expected_gain": workers - 1.0})
+
+
+def _with_loader(evidence: Evidence, loader: float) -> _Times:
+    """Return the expected throughput with a loader of this throughput, over the present one."""
+    device = device_ceiling(evidence)
+    present = join_rates(evidence, loader_ceiling(evidence), device)
+    slowest, fastest = loader_bounds(evidence, loader)
+    device_low, device_high = _device_bounds(evidence, device)
+    return _Times(
+        expected=join_rates(evidence, loader, device) / present,
+        low=join_rates(evidence, slowest, device_low) / present,
+        high=join_rates(evidence, fastest, device_high) / present,
+    )
+
+
+def _fault(
+    evidence: Evidence, loader: float, write: Callable[[float, float], AdviceText]
+) -> Iterator[Advice]:
+    """Yield advice with the gain of a loader of this throughput, if it gains 3 %.
+
+    Args:
+        evidence: The run.
+        loader: The loader's samples/s without the fault.
+        write: Function that words the advice with the ends of the gain's interval.
+    """
+    times = _with_loader(evidence, loader)
+    if times.expected < 1 + LEAST_GAIN:
+        return
+    present = evidence.measurement.samples_per_s
+    words = write(times.low - 1, times.high - 1)
+    yield advise(words, present, present * times.expected, is_fault=True)
+
+
+def _sampler(evidence: Evidence, costs: LoaderCosts, causes: LoaderCauses) -> Iterator[Advice]:
+    """Advise a cheaper sampler: the training process draws indices, whatever the workers do."""
+    config = evidence.config
+    drawing_s = causes.sampler_s or 0.0
+    starting_s = causes.sampler_start_s or 0.0
+    epoch = evidence.measurement.window.epoch_samples or evidence.facts.dataset_length
+    sample_s = drawing_s / config.micro_batch_size
+    sample_s += starting_s / epoch if epoch else 0.0
+    now_s = 1.0 / loader_ceiling(evidence)
+    if sample_s < _LEAST_PART * now_s:
+        return
+    if config.num_workers:
+        # Workers make samples meanwhile, and are the limit then.
+        workers_s = with_collating(evidence, costs, costs.item_s) / loader_processes(config)
+        loader = 1.0 / max(now_s - sample_s, workers_s, _LEAST_LEFT * now_s)
+    else:
+        loader = 1.0 / max(now_s - sample_s, _LEAST_LEFT * now_s)
+    yield from _fault(
+        evidence,
+        loader,
+        lambda low, high: messages.draw_faster(
+            sampler=causes.sampler,
+            sampler_s=drawing_s,
+            sampler_start_s=starting_s,
+            batch_s=config.group_batch_size / evidence.measurement.samples_per_s,
+            num_workers=config.num_workers,
+            gain_low=low,
+            gain_high=high,
+        ),
+    )
+
+
+def _collate(evidence: Evidence, costs: LoaderCosts, causes: LoaderCauses) -> Iterator[Advice]:
+    """Advise a faster collate function, if it is the user's and a plain one takes half the time at most."""
+    samples = evidence.config.micro_batch_size
+    own = causes.collate
+    if own is None or costs.collate_s < _LEAST_PART * _making_s(evidence, costs) * samples:
+        return
+    saved_s = costs.collate_s - (own.plain_s or 0.0)
+    if saved_s < costs.collate_s / 2:
+        return
+    yield from _fault(
+        evidence,
+        _loader_saving(evidence, costs, saved_s / samples),
+        lambda low, high: messages.speed_up_collate(
+            function=own.function,
+            place=own.place,
+            collate_s=costs.collate_s,
+            plain_s=own.plain_s,
+            items_s=costs.item_s * samples,
+            gain_low=low,
+            gain_high=high,
+        ),
+    )
+
+
+def _single_items(evidence: Evidence, costs: LoaderCosts, causes: LoaderCauses) -> Iterator[Advice]:
+    """Advise to take whole batches from a dataset in memory; without a measurement, with an upper limit.
+
+    Source: pytorch.org, torch.utils.data, "Loading Batched and Non-Batched Data", and
+    torch/utils/data/_utils/fetch.py (`__getitems__`).
+    """
+    samples = evidence.config.micro_batch_size
+    if not causes.is_in_memory or causes.makes_batches or samples == 1:
+        return
+    is_measured = causes.batch_fetch_s is not None
+    fetch_s = causes.batch_fetch_s or causes.copy_s
+    if fetch_s is None:
+        return
+    now_s = costs.item_s * samples + costs.collate_s
+    # The user's collate function may do more than put items together, so it stays.
+    left_s = fetch_s + (costs.collate_s if causes.collate is not None else 0.0)
+    yield from _fault(
+        evidence,
+        _loader_saving(evidence, costs, max(0.0, now_s - left_s) / samples),
+        lambda low, high: messages.fetch_batches(
+            item_s=costs.item_s,
+            samples=samples,
+            collate_s=costs.collate_s,
+            fetch_s=fetch_s,
+            is_measured=is_measured,
+            gain_low=low,
+            gain_high=high,
+        ),
+    )
+
+
+def _whole_files(evidence: Evidence, costs: LoaderCosts, causes: LoaderCauses) -> Iterator[Advice]:
+    """Advise to read only a part of a file, if an item reads and unpacks much more than it returns.
+
+    Images that are decoded whole have advice of their own.
+    """
+    item_bytes = costs.item_bytes
+    read_bytes = causes.read_bytes_per_item or 0.0
+    peak_bytes = causes.peak_bytes_per_item or 0.0
+    is_image = any(cost.kind.startswith("image") for cost in costs.formats)
+    if is_image or item_bytes <= 0 or read_bytes < _FILE_FACTOR * item_bytes:
+        return
+    used = item_bytes / max(read_bytes, peak_bytes)
+    if used * _WHOLE_FILE_FACTOR > 1:
+        return
+    length = evidence.facts.dataset_length
+    free = evidence.free_ram_bytes
+    has_room = length is not None and free is not None and length * item_bytes <= free
+    yield from _fault(
+        evidence,
+        loader_without(evidence, costs, 1.0 - used),
+        lambda low, high: messages.read_parts(
+            item_bytes=item_bytes,
+            read_bytes=read_bytes,
+            peak_bytes=peak_bytes,
+            items=length,
+            has_room=has_room,
+            gain_low=low,
+            gain_high=high,
+        ),
+    )
+
+
+def _locks(evidence: Evidence, costs: LoaderCosts, causes: LoaderCauses) -> Iterator[Advice]:
+    """Advise a handle for each worker, if workers share a lock or a file and are no faster than one.
+
+    On a machine whose cores other programs use, workers may be no faster without any lock, unless
+    their items mostly wait.
+    """
+    load = evidence.measurement.host_load
+    is_short_of_cores = load is not None and load.is_loaded
+    is_short_of_cores &= costs.waiting_fraction <= _WAITING_FRACTION
+    cores = evidence.environment.cores
+    alone = 1.0 / (_making_s(evidence, costs) + _transfer_of_sample_s(evidence, costs))
+    rates = dict[int, float]()
+    if evidence.config.num_workers:
+        rates[evidence.config.num_workers] = loader_ceiling(evidence)
+    busy_cores = 0.0
+    for point in advisable_points(evidence, "loader"):
+        if point.ceiling is None or not set(point.changes) <= _WORKERS_ONLY:
+            continue
+        workers = apply_changes(evidence, point).num_workers
+        rates[workers] = max(rates.get(workers, 0.0), point.ceiling.samples_per_s)
+        if 2 <= workers <= cores:
+            cpu_s = point.cpu_s_per_sample or 0.0
+            busy_cores = max(busy_cores, cpu_s * point.ceiling.samples_per_s)
+    single = rates.get(1, alone)
+    several = {workers: rate for workers, rate in rates.items() if 2 <= workers <= cores}
+    if not causes.shared_handles or not several or is_short_of_cores:
+        return
+    workers = max(several)
+    speedup = max(several.values()) / single
+    if speedup >= _PARALLEL or busy_cores >= _PARALLEL:
+        return
+    yield from _fault(
+        evidence,
+        single * workers,
+        lambda low, high: messages.open_in_each_worker(
+            handles=causes.shared_handles,
+            num_workers=workers,
+            speedup=speedup,
+            cores=cores,
+            gain_low=low,
+            gain_high=high,
+        ),
+    )
+
+
+def _transfer_of_sample_s(evidence: Evidence, costs: LoaderCosts) -> float:
+    return (costs.transfer_s or 0.0) / evidence.config.micro_batch_size
+
+
+def _few_shards(evidence: Evidence, costs: LoaderCosts, causes: LoaderCauses) -> Iterator[Advice]:
+    """Advise more shards for a stream with fewer of them than workers, within the cores.
+
+    Source: huggingface.co, datasets, "Stream", `IterableDataset.num_shards`: a worker without a
+    shard stops.
+    """
+    shards = causes.stream_shards
+    workers = evidence.config.num_workers
+    if shards is None or shards >= workers:
+        return
+    present = loader_ceiling(evidence)
+    making_s = _making_s(evidence, costs) + _transfer_of_sample_s(evidence, costs)
+    allowed = min(present * workers / shards, workers / making_s, cores_ceiling(evidence))
+    yield from _fault(
+        evidence,
+        max(present, allowed),
+        lambda low, high: messages.add_shards(
+            stream_shards=shards, num_workers=workers, gain_low=low, gain_high=high
+        ),
+    )
 
 
 # Remedies beyond settings: a table from bottleneck to advice, each with its expected throughput.
@@ -677,7 +987,7 @@ def _cpu_work(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
     item_s = loader_cpu_s(evidence)
     cores = evidence.environment.cores
     cores_needed = ceil(device_ceiling(evidence) * item_s + device_cores(evidence))
-    if cores_needed > cores or needed_s < item_s:
+    if (cores_needed > cores or needed_s < item_s) and not _is_in_memory(costs):
         words = messages.make_items_cheaper(
             needed_s=needed_s,
             item_cpu_s=item_s,
@@ -689,6 +999,11 @@ def _cpu_work(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
     yield from _formats(evidence, costs)
     yield from _shard_stream(evidence, costs)
     yield from _cache_items(evidence, costs)
+
+
+def _is_in_memory(costs: LoaderCosts) -> bool:
+    """Return whether items are in memory already: there is nothing to decode or to cache."""
+    return costs.causes is not None and costs.causes.is_in_memory
 
 
 def _waiting(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
@@ -719,7 +1034,8 @@ def _shard_stream(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
     """
     workers = ceil(device_ceiling(evidence) * with_collating(evidence, costs, costs.item_s))
     share = min(1.0, _needed_item_s(evidence) / max(loader_cpu_s(evidence), 1e-9))
-    if not evidence.facts.is_sharded and workers >= 2 and share > 0:
+    is_repeated = evidence.config.num_workers > 1  # a fault, with advice of its own
+    if not evidence.facts.is_sharded and not is_repeated and workers >= 2 and share > 0:
         words = messages.shard_stream(workers_needed=workers)
         yield _expecting(evidence, words, device_ceiling(evidence) * share)
 
@@ -766,7 +1082,8 @@ def _worker_threads(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
         loader_samples_per_s=None if is_gain_known else present,
     )
     if not any("worker_threads" in point.changes for point in advisable_points(evidence, "loader")):
-        yield _expecting(evidence, words, expected if is_gain_known else None)
+        gained = expected if is_gain_known else None
+        yield advise(words, evidence.measurement.samples_per_s, gained, is_fault=True)
     yield from _cpu_work(evidence, costs)
 
 
@@ -800,12 +1117,14 @@ def _cache_items(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
         length is None
         or free is None
         or evidence.facts.is_iterable
+        or _is_in_memory(costs)
         or length * costs.item_bytes > free
     ):
         return
     collating = inf
-    if costs.collate_s > 0:
-        collating = evidence.config.micro_batch_size / costs.collate_s
+    drawing_s = 0.0 if costs.causes is None else costs.causes.sampler_s or 0.0
+    if costs.collate_s + drawing_s > 0:
+        collating = evidence.config.micro_batch_size / (costs.collate_s + drawing_s)
     device = device_ceiling(evidence)
     is_overlapped = evidence.environment.device_kind != "cpu"
     expected = joint_rate(collating, device, is_overlapped=is_overlapped)
@@ -970,6 +1289,8 @@ def _saving(evidence: Evidence, words: AdviceText, saved: float) -> Advice:
 
 # Settings whose ceilings were measured, combined and ranked.
 
+COMPUTED = frozenset({"add_workers", "deliver_out_of_order"})
+"""Kinds of advice on settings whose gain is computed from an item's cost, not measured."""
 _SAME_WITHIN = 0.02
 """Relative difference below which expected throughputs count as equal: a window's 95 % interval.
 Source: our convention."""
@@ -989,10 +1310,11 @@ class _Rated(NamedTuple):
 def rank_advice(evidence: Evidence, findings: Sequence[Finding]) -> tuple[Advice, ...]:
     """Return advice on settings by expected gain, then remedies; gains below 3 % are left out."""
     settings = _advise_settings(evidence, findings)
-    measured = [piece for piece in settings if piece.kind != "add_workers"]
+    measured = [piece for piece in settings if piece.kind not in COMPUTED]
     best = max(map(_rate, measured), default=evidence.measurement.samples_per_s)
     remedies = [
         *undo_modes(evidence),
+        *list_loader_faults(evidence, findings),
         *list_remedies(evidence, findings, best_samples_per_s=best),
         *checkpoint_activations(evidence),
     ]
@@ -1015,7 +1337,11 @@ def _advise_settings(evidence: Evidence, findings: Sequence[Finding]) -> list[Ad
         piece = _advice(evidence, one)
         if all(piece.settings != known.settings for known in singles):
             singles.append(piece)
-    computed = (*_pin_memory(evidence, findings), *_more_workers(evidence, findings))
+    computed = (
+        *_pin_memory(evidence, findings),
+        *_more_workers(evidence, findings),
+        *_out_of_order(evidence, findings),
+    )
     worth = worth_giving([*singles, *computed])
     most = max(map(_rate, worth), default=0.0)
     together = _best(rated, "changes")
@@ -1180,6 +1506,37 @@ def _more_workers(evidence: Evidence, findings: Sequence[Finding]) -> Iterator[A
         cores_samples_per_s=by_cores,
     )
     yield _expecting(evidence, words, rate)
+
+
+def _out_of_order(evidence: Evidence, findings: Sequence[Finding]) -> Iterator[Advice]:
+    """Advise batches out of order for a slow tail of items, if that was not measured.
+
+    Workers that deliver in order wait for the slowest one; out of order, each adds its own mean
+    throughput. Source: pytorch.org, torch.utils.data.DataLoader, `in_order`.
+    """
+    costs = evidence.measurement.loader_costs
+    own = evidence.config
+    has_tail = any(finding.bottleneck == "data_tail" for finding in findings)
+    point = CurvePoint(changes={"in_order": False}, ceiling=None)
+    is_known = any("in_order" in known.changes for known in evidence.curves.loader)
+    if costs is None or not has_tail or own.num_workers < 2 or not own.in_order or is_known:
+        return
+    config = apply_changes(evidence, point)
+    if config.in_order or rules.obstacle(
+        config, evidence.facts, evidence.environment, drop_last=evidence.drop_last
+    ):
+        return
+    sample_s = with_collating(evidence, costs, costs.item_s)
+    loader = min(loader_processes(own) / sample_s, cores_ceiling(evidence))
+    words = messages.deliver_out_of_order(
+        settings=point.changes,
+        num_workers=own.num_workers,
+        item_s=costs.item_s,
+        loader_samples_per_s=loader,
+    )
+    present = evidence.measurement.samples_per_s
+    times = _with_loader(evidence, max(loader, loader_ceiling(evidence)))
+    yield advise(words, present, present * times.expected)
 
 
 def _has_tried_more_workers(evidence: Evidence) -> bool:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from autotune.diagnosis.advice import (
+    COMPUTED,
     LEAST_GAIN,
     exchange_fraction,
     is_slower,
@@ -32,7 +34,7 @@ from autotune.models.memory import growth_notes
 from autotune.models.observations import points_by_side
 from autotune.models.statistics import memory_fault
 from autotune.note import Note
-from autotune.records.breakdown import Share, TimeBreakdown
+from autotune.records.breakdown import LoaderCosts, Share, TimeBreakdown
 from autotune.records.ceilings import CeilingBook, Headroom, headroom_of
 from autotune.records.measurement import (
     Interval,
@@ -58,6 +60,9 @@ of the busy fraction. Source: our convention."""
 _TAIL_FRACTION = 0.4
 """Share of the loading time in items over 8 times the median from which on the tail is the
 bottleneck. Source: our convention."""
+_LONGEST_PAUSE_S = 0.1
+"""Seconds for which a busy machine may stop a thread: a few time slices of its scheduler. Source: our
+convention."""
 _SMALL_OPERATOR_S = 30e-6
 """Mean seconds of an operator below which its call costs as much as its work: 3 times the 5 to 10
 us that PyTorch takes on the host for an eager operator with autograd. Source: pytorch.org, "CUDA
@@ -111,7 +116,18 @@ def find_bottlenecks(evidence: Evidence) -> tuple[Finding, ...]:
         is_behind = is_waiting and finding.bottleneck in _DEVICE_WORK
         return -(min(finding.share, between.share) if is_behind else finding.share), is_behind
 
-    return tuple(sorted(heavy or [max(merged, key=lambda finding: finding.share)], key=order))
+    ranked = sorted(heavy or [max(merged, key=lambda finding: finding.share)], key=order)
+    # Time for repeated samples passes in the other parts, and is lost whatever these are.
+    return (*_repeats(evidence), *ranked)
+
+
+def _repeats(evidence: Evidence) -> Iterator[Finding]:
+    """Yield the finding that each loader worker delivers a whole stream, if the probe saw that."""
+    facts = evidence.facts
+    workers = evidence.config.num_workers
+    if facts.is_iterable and not facts.is_sharded and workers > 1:
+        repeated = messages.repeats_evidence(num_workers=workers)
+        yield _finding("repeats", 1 - 1 / workers, repeated)
 
 
 def _finding(bottleneck: Bottleneck, share: float, evidence: Note) -> Finding:
@@ -190,34 +206,60 @@ def _data(evidence: Evidence, parts: TimeBreakdown) -> Finding:
     costs = evidence.measurement.loader_costs
     if costs is None:
         return _finding("data_cpu", share, messages.data_cpu_evidence())
-    if costs.slow_tail_fraction >= _TAIL_FRACTION:
+    # Items that are cheaper than collating them are no cause, whatever they wait for.
+    is_collating = costs.collate_s > costs.item_s * evidence.config.micro_batch_size
+    if is_collating:
+        return _finding("data_cpu", share, _cpu_evidence(evidence, costs))
+    if workers_run_too_many_threads(evidence):
+        threads = messages.loader_threads_evidence(
+            item_s=costs.item_s,
+            cores_per_item=costs.computing_cores,
+            loader_processes=loader_processes(evidence.config),
+            cores=evidence.environment.cores,
+        )
+        # Threads that wait for a core make some items slow.
+        return _finding("threads", share, threads)
+    if costs.tail_fraction >= _TAIL_FRACTION and not _is_pause(costs):
         tail = messages.data_tail_evidence(
             slow_tail_fraction=costs.slow_tail_fraction,
             item_median_s=costs.item_median_s,
             item_slowest_s=costs.item_slowest_s,
         )
         return _finding("data_tail", share, tail)
-    if workers_run_too_many_threads(evidence):
-        threads = messages.loader_threads_evidence(
-            item_s=costs.item_s,
-            cores_per_item=costs.cpu_fraction,
-            loader_processes=loader_processes(evidence.config),
-            cores=evidence.environment.cores,
-        )
-        return _finding("threads", share, threads)
-    if costs.cpu_fraction < WAITING_CPU_FRACTION:
+    if costs.waiting_fraction > 1 - WAITING_CPU_FRACTION:
         waits = messages.data_io_evidence(
             item_s=costs.item_s,
             cpu_fraction=costs.cpu_fraction,
             disk_bytes_per_item=costs.disk_bytes_per_item,
         )
         return _finding("data_io", share, waits)
-    work = messages.data_cpu_evidence(
+    return _finding("data_cpu", share, _cpu_evidence(evidence, costs))
+
+
+def _is_pause(costs: LoaderCosts) -> bool:
+    """Return whether slow items are pauses of the machine: items in memory, of which none is that slow."""
+    is_in_memory = costs.causes is not None and costs.causes.is_in_memory
+    return is_in_memory and costs.item_slowest_s < _LONGEST_PAUSE_S
+
+
+def _cpu_evidence(evidence: Evidence, costs: LoaderCosts) -> Note:
+    """Return the CPU work of a loader, with a sampler and a collate function that are much of it."""
+    named: dict[str, Any] = {}
+    causes = costs.causes
+    if causes is not None:
+        items_s = costs.item_s * evidence.config.micro_batch_size
+        whole_s = items_s + costs.collate_s + (causes.sampler_s or 0.0)
+        if causes.collate is not None and costs.collate_s >= _LEAST_SHARE * whole_s:
+            place = f" ({causes.collate.place})" if causes.collate.place else ""
+            named["collate_function"] = f"{causes.collate.function}{place}"
+        if causes.sampler_s is not None and causes.sampler_s >= _LEAST_SHARE * whole_s:
+            named["sampler_s"] = causes.sampler_s
+    return messages.data_cpu_evidence(
         item_s=costs.item_s,
         cpu_fraction=min(1.0, costs.cpu_fraction),
         collate_s=costs.collate_s,
+        **named,
     )
-    return _finding("data_cpu", share, work)
 
 
 def _restart(evidence: Evidence, parts: TimeBreakdown) -> Finding:
@@ -667,7 +709,7 @@ def _headline_of(evidence: Evidence, best: Advice, gain: float) -> Note:
         return messages.may_help(
             settings=best.settings, others_cores=load.others_cores, cores=load.cores
         )
-    write = messages.computed_setting if best.kind == "add_workers" else messages.best_setting
+    write = messages.computed_setting if best.kind in COMPUTED else messages.best_setting
     return write(settings=best.settings, gain=gain)
 
 

@@ -244,11 +244,149 @@ def shorten_waits(
 
 
 @_advice
-def shard_stream(workers_needed: int) -> tuple[str, str]:
+def shard_stream(workers_needed: int, num_workers: int = 1) -> tuple[str, str]:
+    divide = "Divide the stream among the workers with torch.utils.data.get_worker_info()"
+    if num_workers > 1:
+        return (
+            f"{divide}: each of the {num_workers} workers now delivers all of it. Until then "
+            "num_workers=1 loses nothing, and more workers repeat more"
+        ), (
+            "batches that the workers delivered in turn were equal; divided, a second of training "
+            f"sees {num_workers} times as many different samples"
+        )
     return (
-        "Divide the stream among the workers with torch.utils.data.get_worker_info(): without that "
-        f"each worker reads all of it; about {workers_needed} workers make the device the limit"
+        f"{divide}: without that each worker reads all of it; about {workers_needed} workers make "
+        "the device the limit"
     ), "an item's wall time and CPU time, the cores here, and the device's ceiling"
+
+
+@_advice
+def add_shards(
+    stream_shards: int, num_workers: int, gain_low: float, gain_high: float
+) -> tuple[str, str]:
+    return (
+        f"Split the stream's data into at least {num_workers} shards: with {stream_shards}, only as "
+        f"many of the {num_workers} workers deliver samples"
+    ), f"the loader's throughput for each shard; {_gain_interval(gain_low, gain_high)}"
+
+
+@_advice
+def draw_faster(
+    sampler: str,
+    sampler_s: float,
+    sampler_start_s: float,
+    batch_s: float,
+    num_workers: int,
+    gain_low: float,
+    gain_high: float,
+) -> tuple[str, str]:
+    even = ", even with workers, so that more of them do not help" if num_workers else ""
+    return (
+        f"Draw indices faster than {sampler or 'the sampler'} does: "
+        f"{format_short_time(sampler_s)} for each batch and {format_short_time(sampler_start_s)} at "
+        f"each start of an epoch, in the training process{even}. Draw them for many batches at once "
+        "with NumPy or torch, compute weights and orders once, and sort no whole epoch"
+    ), (
+        f"a batch takes {format_short_time(batch_s)} in training; if drawing cost nothing, "
+        f"{_gain_interval(gain_low, gain_high)}"
+    )
+
+
+@_advice
+def speed_up_collate(
+    function: str,
+    place: str,
+    collate_s: float,
+    plain_s: float | None,
+    items_s: float,
+    gain_low: float,
+    gain_high: float,
+) -> tuple[str, str]:
+    where = f" ({place})" if place else ""
+    text = (
+        f"Speed up the collate function {function}{where}: it takes {format_short_time(collate_s)} "
+        f"for each batch, its items {format_short_time(items_s)}. Fill tensors by slices, "
+        "torch.stack or pad_sequence in place of loops over single values, and move work on single "
+        "items into the dataset"
+    )
+    interval = _gain_interval(gain_low, gain_high)
+    if plain_s is None:
+        return text, f"at most, if collating cost nothing; {interval}"
+    return text, (
+        "default_collate with pad_sequence takes "
+        f"{format_short_time(plain_s)} for the same items; {interval}, if the function does no more"
+    )
+
+
+@_advice
+def fetch_batches(
+    item_s: float,
+    samples: int,
+    collate_s: float,
+    fetch_s: float,
+    is_measured: bool,
+    gain_low: float,
+    gain_high: float,
+) -> tuple[str, str]:
+    text = (
+        "Take the items of a batch from the dataset at once: they are in memory, and calls for each "
+        f"of {samples:,} items with {format_short_time(collate_s)} of collating them are most of the "
+        "work. Give the dataset a __getitems__ that indexes with the list of indices (and a "
+        "collate_fn that returns its result), or use sampler=BatchSampler(...) with batch_size=None"
+    )
+    interval = _gain_interval(gain_low, gain_high)
+    now = format_short_time(item_s * samples + collate_s)
+    if is_measured:
+        return text, (
+            f"dataset[list of indices] gives the same values in {format_short_time(fetch_s)} "
+            f"instead of {now} for a batch, timed here; {interval}"
+        )
+    return text, (
+        f"at most, if a batch costs a copy of its bytes ({format_short_time(fetch_s)} instead of "
+        f"{now}); {interval}"
+    )
+
+
+@_advice
+def read_parts(
+    item_bytes: float,
+    read_bytes: float,
+    peak_bytes: float,
+    items: int | None,
+    has_room: bool,
+    gain_low: float,
+    gain_high: float,
+) -> tuple[str, str]:
+    times = format_mean_count(max(peak_bytes, read_bytes) / max(item_bytes, 1.0))
+    room = ""
+    if has_room and items is not None:
+        room = f", or keep all {items:,} items in RAM ({format_bytes(items * item_bytes)})"
+    return (
+        f"Read only the part of a file that an item needs: for {format_bytes(item_bytes)} it reads "
+        f"{format_bytes(read_bytes)} and holds {format_bytes(peak_bytes)} in memory ({times} "
+        "times). Store the data so that a part can be read alone (arrays in .npy files opened with "
+        f'mmap_mode="r", chunks of one item), or read neighbours together{room}. More workers than '
+        "cores do not help"
+    ), f"at most, if an item cost its own share; {_gain_interval(gain_low, gain_high)}"
+
+
+@_advice
+def open_in_each_worker(
+    handles: Sequence[str],
+    num_workers: int,
+    speedup: float,
+    cores: int,
+    gain_low: float,
+    gain_high: float,
+) -> tuple[str, str]:
+    held = ", ".join(handles)
+    return (
+        f"Open files in each worker, at the first item or in worker_init_fn, and share no lock: "
+        f"the dataset holds {held}, and the workers wait for each other"
+    ), (
+        f"{num_workers} workers are {speedup:.1f} times as fast as one, with {cores} cores; "
+        f"{_gain_interval(gain_low, gain_high)}"
+    )
 
 
 @_advice
@@ -268,6 +406,19 @@ def fix_slowest_items(
             f"{format_fraction(slow_tail_fraction)} of the loading time goes into items over 8 "
             "times the median"
         ),
+    )
+
+
+@_advice
+def deliver_out_of_order(
+    settings: Mapping[str, object], num_workers: int, item_s: float, loader_samples_per_s: float
+) -> tuple[str, str]:
+    return (
+        f"{_set(settings)}: batches that are ready then do not wait behind a slow one "
+        f"({_cautions(settings)})"
+    ), (
+        f"computed, not measured: {num_workers} workers that never wait for each other reach "
+        f"{format_throughput(loader_samples_per_s)} with items of {format_short_time(item_s)} on average"
     )
 
 
@@ -570,6 +721,11 @@ def pack_sequences(
 
 
 def _lengths_basis(items: int, timed: int, device_time: float) -> str:
+    if not timed:
+        return (
+            f"computed from the lengths of {items:,} items, not timed: if a step's time goes with its "
+            f"tokens, the device needs {format_fraction(device_time)} of its present time"
+        )
     return (
         f"computed from the lengths of {items:,} items and timed batches of {timed} lengths: the device "
         f"needs {format_fraction(device_time)} of its present time"

@@ -41,6 +41,7 @@ BOTTLENECKS = {
     "denormals": "slowed down by subnormal values",
     "cores": "bound by cores that it may not use",
     "communication": "communication-bound",
+    "repeats": "repeated samples, of a stream that is not shared out",
     "unknown": "not known",
 }
 """Name of each bottleneck of a single job."""
@@ -246,10 +247,25 @@ def data_cpu_evidence(
     item_s: float | None = None,
     cpu_fraction: float | None = None,
     collate_s: float | None = None,
+    collate_function: str | None = None,
+    sampler_s: float | None = None,
 ) -> str:
     if item_s is None or cpu_fraction is None or collate_s is None:
         return "training waits for data; the cost of an item was not measured"
-    return f"{_item(item_s, cpu_fraction)}; collating a batch takes {format_short_time(collate_s)}"
+    text = f"{_item(item_s, cpu_fraction)}; collating a batch takes {format_short_time(collate_s)}"
+    if collate_function is not None:
+        text += f", in {collate_function}"
+    if sampler_s is not None:
+        text += f"; drawing its indices takes {format_short_time(sampler_s)}"
+    return text
+
+
+@message
+def repeats_evidence(num_workers: int) -> str:
+    return (
+        f"each of the {num_workers} loader workers delivers all of the stream, so that training sees "
+        f"each sample {num_workers} times in a pass over the data"
+    )
 
 
 @message

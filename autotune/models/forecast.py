@@ -176,9 +176,9 @@ def workers_run_too_many_threads(evidence: Evidence) -> bool:
     """Return whether multithreaded items (OpenCV, NumPy) use more threads in all than there are cores."""
     costs = evidence.measurement.loader_costs
     loaders = loader_processes(evidence.config)
-    if costs is None or costs.cpu_fraction <= _SEVERAL_THREADS:
+    if costs is None or costs.computing_cores <= _SEVERAL_THREADS:
         return False
-    return costs.cpu_fraction * loaders > evidence.environment.cores
+    return costs.computing_cores * loaders > evidence.environment.cores
 
 
 def loader_processes(config: TrainingConfig) -> int:

@@ -208,6 +208,50 @@ class FormatCost(FrozenModel):
         return self.item_fraction * max(0.0, 1.0 - self.better_s / self.now_s)
 
 
+class CollateFunction(FrozenModel):
+    """A collate function that is not torch's own, and the time of a plain one on the same items."""
+
+    function: str
+    """Its name, as Python's `__qualname__`."""
+    place: str
+    """File and line, such as "train.py:41"; empty if it is not written in Python."""
+    plain_s: float | None = None
+    """Seconds of a batch of the same items through torch's default_collate, with pad_sequence for
+    tensors of different lengths; None if these do not fit the items."""
+
+
+class LoaderCauses(FrozenModel):
+    """Causes of a slow loader, measured in one process after its items; None where not measured."""
+
+    sampler: str = ""
+    """Class that draws the indices: the batch sampler, or the sampler inside of torch's."""
+    sampler_s: float | None = None
+    """Seconds to draw the indices of one batch, which the training process does even with workers."""
+    sampler_start_s: float | None = None
+    """Seconds by which the first batch of an epoch takes longer to draw: a permutation, weights."""
+    collate: CollateFunction | None = None
+    """The user's collate function; None if it is torch's own."""
+    copy_s: float | None = None
+    """Seconds to copy the tensors of one batch in host memory."""
+    is_in_memory: bool = False
+    """Items are read from no file, and cost about a call and a copy of their bytes: nothing is gained
+    by caching them."""
+    makes_batches: bool = False
+    """The dataset makes whole batches (`__getitems__`), or its items are the batches."""
+    batch_fetch_s: float | None = None
+    """Seconds to take the items of one batch from the dataset at once, by a list of indices; None if
+    that did not give the same values as collating single items."""
+    read_bytes_per_item: float | None = None
+    """Bytes per item that were read from files, from the page cache or the disk."""
+    peak_bytes_per_item: float | None = None
+    """Median of the most memory in use while an item is made, as tracemalloc counts it: Python objects
+    and NumPy arrays."""
+    shared_handles: tuple[str, ...] = ()
+    """Locks and open files of the dataset that all workers share, such as "lock (Lock)"."""
+    stream_shards: int | None = None
+    """Shards of a stream, by its attribute num_shards or n_shards: no more workers deliver samples."""
+
+
 class LoaderCosts(FrozenModel):
     """Costs of data inside the loader, in seconds; measured outside the window, item by item, in one process."""
 
@@ -218,6 +262,10 @@ class LoaderCosts(FrozenModel):
     item_cpu_s: float
     """Mean CPU seconds of one item, all threads of the process; far below `item_s`, the item
     waits."""
+    item_others_cpu_s: float = 0.0
+    """Part of `item_cpu_s` in threads other than the item's own."""
+    item_delayed_s: float = 0.0
+    """Mean wall seconds of one item in which its thread could run, but other threads had the core."""
     item_median_s: float
     """Median wall seconds of one item."""
     item_p99_s: float
@@ -255,11 +303,35 @@ class LoaderCosts(FrozenModel):
 
     formats: tuple[FormatCost, ...] = ()
     """Formats with a better way."""
+    causes: LoaderCauses | None = None
+    """None if not measured."""
 
     @property
     def cpu_fraction(self) -> float:
         """Mean number of cores that worked during an item's time; above 1 for multithreaded items."""
         return self.item_cpu_s / self.item_s if self.item_s > 0 else 1.0
+
+    @property
+    def computing_cores(self) -> float:
+        """Mean number of cores that an item keeps busy while it computes, its waits left out."""
+        own_s = self.item_cpu_s - self.item_others_cpu_s
+        if own_s <= 0 or self.item_others_cpu_s <= 0:
+            return self.cpu_fraction
+        return max(self.cpu_fraction, self.item_cpu_s / own_s)
+
+    @property
+    def tail_fraction(self) -> float:
+        """Least share of all items' time that is spent in slow items themselves, not in waits for a core."""
+        if self.item_s <= 0:
+            return 0.0
+        return max(0.0, self.slow_tail_fraction - self.item_delayed_s / self.item_s)
+
+    @property
+    def waiting_fraction(self) -> float:
+        """Share of an item's time in which it neither computes nor waits for a core: I/O, sleeps, locks."""
+        if self.item_s <= 0:
+            return 0.0
+        return max(0.0, 1.0 - (self.item_cpu_s + self.item_delayed_s) / self.item_s)
 
 
 def breakdown_on_device(

@@ -156,13 +156,14 @@ Bottleneck = Literal[
     "denormals",
     "cores",
     "communication",
+    "repeats",
     "unknown",
 ]
 """Limits of throughput: an item's CPU work, its I/O waits, its slow tail; short epochs; copies;
 computing; launching operations; the script's work between them; synchronization before further
 launches; memory bandwidth; CPU oversubscription. Of the whole run: writing checkpoints; validation;
 logging; garbage collection; starting; a debugging mode; subnormal values; cores that the process
-may not use; the exchange of gradients."""
+may not use; the exchange of gradients; samples that each loader worker repeats."""
 
 
 class CurvePoint(FrozenModel):

@@ -11,7 +11,8 @@ from autotune.diagnosis.bottlenecks import find_bottlenecks
 from autotune.records.ceilings import Ceiling
 from autotune.records.measurement import BucketForecast, Ceilings, Lengths, PackForecast
 from autotune.records.result import Advice
-from tests.factories import make_evidence
+from tests.factories import make_evidence, make_facts
+from tests.factories.scripts import make_script
 
 BUCKETS, ROWS = "batch_like_lengths", "pack_sequences"
 FIGURES: dict[str, dict[str, Any]] = {
@@ -117,3 +118,16 @@ def test_no_advice_without_a_gain(
     kind: str, own: Lengths | None, measured: dict[str, float]
 ) -> None:
     assert advised(kind, own, **measured) is None
+
+
+def test_lengths_of_a_script_give_an_estimate_by_its_tokens() -> None:
+    facts = make_facts(script=make_script())
+    found = advised(BUCKETS, lengths(None), facts=facts)
+    assert found is not None
+    assert found.is_fault
+    assert found.figures["timed"] == 0
+    # 55 % of the tokens are real now, 90 % then
+    assert found.expected_gain == pytest.approx(0.9 / 0.55 - 1, rel=0.05)
+    assert found.figures["gain_low"] < found.expected_gain < found.figures["gain_high"]
+    little = lengths(None).model_copy(update={"padding": 0.12})
+    assert advised(BUCKETS, little, facts=facts) is None

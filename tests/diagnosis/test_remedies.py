@@ -188,13 +188,14 @@ def oversubscribed(**changes: Any) -> Evidence:
 
 
 def test_one_thread_reaches_what_cpu_time_allows() -> None:
-    cheaper, threads = remedies(oversubscribed())
+    threads, cheaper = remedies(oversubscribed())  # the fault first
     assert threads.expected_samples_per_s == pytest.approx(2000.0), "four cores, 2 ms of each item"
     assert [cheaper.kind, threads.kind] == ["make_items_cheaper", "one_thread_per_worker"]
 
 
 def test_one_thread_is_a_setting_of_workers() -> None:
-    _, threads = remedies(oversubscribed())
+    threads, _ = remedies(oversubscribed())
+    assert threads.is_fault
     assert threads.settings == {"worker_threads": 1}
     alone = oversubscribed(config=TrainingConfig(), environment=CPU.model_copy(update={"cores": 1}))
     (threads,) = [piece for piece in remedies(alone) if piece.kind == "one_thread_per_worker"]

@@ -39,6 +39,7 @@ from autotune.records.measurement import Ceilings, Communication, Measurement
 from autotune.worker.batch import Held, unpacked
 from autotune.worker.extras.activations import measure_activations
 from autotune.worker.extras.formats import measure_formats
+from autotune.worker.extras.item_causes import measure_causes
 from autotune.worker.extras.item_costs import measure_items, measure_pipeline, with_batch_rates
 from autotune.worker.extras.lengths import measure_lengths
 from autotune.worker.extras.profile import break_down
@@ -288,7 +289,10 @@ def _measure_items(after: _After) -> None:
         )
         after.add(loader_costs=costs)
         formats = measure_formats(run.feed.loader, costs.item_s, after.scratch, run.ends_at)
-        costs = costs.model_copy(update={"formats": formats})
+        causes = measure_causes(
+            run.feed.loader, costs, config.micro_batch_size, ends_at=run.ends_at
+        )
+        costs = costs.model_copy(update={"formats": formats, "causes": causes})
     ceiling = after.ceilings.loader
     if ceiling:
         costs = with_batch_rates(costs, ceiling, config, run.group.local_size)

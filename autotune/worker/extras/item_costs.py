@@ -10,10 +10,12 @@ from __future__ import annotations
 import random
 import resource
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, count, cycle, islice, repeat
 from math import inf
+from pathlib import Path
 from statistics import fmean, median
 from time import perf_counter, process_time, thread_time
 from typing import Any
@@ -30,7 +32,7 @@ from autotune.note import Note
 from autotune.records.breakdown import LoaderCosts
 from autotune.records.ceilings import Ceiling
 from autotune.settings_table import SETTINGS
-from autotune.worker.batch import batch_bytes, pinned, tensors_of, unwrapped
+from autotune.worker.batch import batch_bytes, copied, pinned, tensors_of, unwrapped
 from autotune.worker.build import is_stream
 from autotune.worker.device import bytes_from_disk
 from autotune.worker.failures import cause_of
@@ -121,10 +123,13 @@ def measure_items(
     # Time items, then collating some of them.
     with torch_threads(1):  # as torch sets it in loader workers
         timed = time_items(item_fetchers(loader), config.micro_batch_size, ends_at)
-        batch_items = list(islice(cycle(timed.kept), config.micro_batch_size))
+        batch_items: Any = list(islice(cycle(timed.kept), config.micro_batch_size))
+        if isinstance(batch_items[0], WholeBatch):
+            batch_items = batch_items[0].batch
 
         def collate() -> Any:
-            return loader.collate_fn(list(batch_items))
+            own = list(batch_items) if isinstance(batch_items, list) else batch_items
+            return loader.collate_fn(own)
 
         begun = perf_counter()
         batch = collate()
@@ -135,7 +140,7 @@ def measure_items(
     costs: dict[str, float | None] = {}
     if config.num_workers:
         costs["transfer_s"] = tried(
-            "transfer", lambda: _transfer_s(loader, config, batch_items, collate_s, ends_at)
+            "transfer", lambda: _transfer_s(loader, config, batch_items, batch, collate_s, ends_at)
         )
     if config.pin_memory and torch.accelerator.is_available():
         costs["pin_s"] = tried("pinning", lambda: _warm_mean_s(pinned, batch))
@@ -167,6 +172,8 @@ def costs_of(
         items=len(seconds),
         item_s=fmean(seconds),
         item_cpu_s=timed.cpu_s / len(seconds),
+        item_others_cpu_s=timed.others_cpu_s / len(seconds),
+        item_delayed_s=timed.delayed_s / len(seconds),
         item_median_s=median(seconds),
         item_p99_s=float(np.quantile(seconds, 0.99, method="inverted_cdf")),
         item_slowest_s=max(seconds),
@@ -216,6 +223,8 @@ class TimedItems:
     """CPU seconds of all items in the calling thread."""
     others_cpu_s: float
     """CPU seconds of all items in this process's other threads."""
+    delayed_s: float = 0.0
+    """Seconds in which the calling thread could run, but other threads had its core."""
     disk_bytes: int
     """Bytes read from the disk for all items."""
 
@@ -236,6 +245,7 @@ def time_items(
     own_cpu_s = 0.0
     began_children_s = _children_cpu_s()
     began_disk = bytes_from_disk()
+    began_delayed_s = delayed_s()
     begun = perf_counter()
     for draw in fetchers:
         asked_own_s = thread_time()
@@ -253,6 +263,8 @@ def time_items(
         if _is_enough(len(seconds), now - begun) or now > ends_at:
             break
     others_cpu_s = max(0.0, cpu_s - own_cpu_s)
+    # A thread works no longer than its time, to which reading the clocks adds for cheap items.
+    cpu_s = others_cpu_s + min(own_cpu_s, sum(seconds))
     cpu_s += _children_cpu_s() - began_children_s
     disk_bytes = bytes_from_disk() - began_disk
     return TimedItems(
@@ -261,8 +273,20 @@ def time_items(
         cpu_s=cpu_s,
         own_cpu_s=own_cpu_s,
         others_cpu_s=others_cpu_s,
+        delayed_s=min(delayed_s() - began_delayed_s, sum(seconds)),
         disk_bytes=disk_bytes,
     )
+
+
+def delayed_s() -> float:
+    """Return the seconds that this thread has waited for a core so far; 0 where unknown.
+
+    Source: docs.kernel.org, "Scheduler Statistics", /proc/<pid>/schedstat: the second number, in
+    nanoseconds.
+    """
+    with suppress(OSError, ValueError, IndexError):
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) * 1e-9
+    return 0.0
 
 
 def _is_enough(done: int, spent_s: float) -> bool:
@@ -272,25 +296,52 @@ def _is_enough(done: int, spent_s: float) -> bool:
     return spent_s > _ITEMS_S and (done >= _FEWEST_ITEMS or spent_s > _FEWEST_ITEMS * _ITEMS_S)
 
 
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A dataset whose batches are made already."""
+
+    items: Any
+    """What the collate function gets."""
+
+    def __getitems__(self, _: list[int]) -> Any:
+        return self.items
+
+
 def _transfer_s(
     loader: DataLoader[Any],
     config: TrainingConfig,
-    items: list[Any],
+    items: Any,
+    batch: Any,
     collate_s: float,
     ends_at: float,
 ) -> float:
     """Measure the seconds of a batch's way from one worker to this process.
 
     The worker makes the same batch from finished items over and over: its work in training, without
-    the items. The time of collating, which fills the shared memory, is subtracted.
+    the items. The time of collating, which fills the shared memory, is subtracted. A function of
+    the user's that takes longer than copying a finished batch is left out: the difference would be
+    noise.
+
+    Args:
+        loader: The trial's loader.
+        config: The configuration that it was built for.
+        items: What its collate function gets.
+        batch: What that makes of them.
+        collate_s: Seconds of this.
+        ends_at: Time of perf_counter after which no batch is begun.
     """
-    dataset: Any = items  # torch asks it for its items alone
+    collate = loader.collate_fn
+    if not is_torchs(unwrapped(loader).collate_fn):
+        copy_s = _warm_mean_s(copied, batch)
+        if copy_s < collate_s:
+            items, collate, collate_s = batch, copied, copy_s
+    dataset: Any = _Made(items)  # torch asks it for its items alone
     feed = Feed(
         DataLoader(
             dataset,
-            batch_sampler=repeat(list(range(len(items)))),
+            batch_sampler=repeat([0]),
             num_workers=1,
-            collate_fn=loader.collate_fn,
+            collate_fn=collate,
             multiprocessing_context=loader.multiprocessing_context,
             timeout=10.0,
         )
@@ -302,6 +353,11 @@ def _transfer_s(
     finally:
         feed.stop()
     return max(0.0, ceiling.seconds / ceiling.batches - collate_s)
+
+
+def is_torchs(collate: Any) -> bool:
+    """Return whether a collate function is one of torch's own."""
+    return str(getattr(collate, "__module__", "")).startswith("torch.utils.data.")
 
 
 def _warm_mean_s(work: Callable[[Any], Any], batch: Any) -> float:
@@ -353,10 +409,25 @@ def item_fetchers(
         items = _items_without_end(dataset)
         return repeat(lambda: [next(items)])
     indices = _indices(loader)
-    if _makes_batches(dataset):
+    if makes_batches(dataset):
         size = most or loader.batch_size or 5
-        return (partial(dataset.__getitems__, list(islice(indices, size))) for _ in count())
+        return (partial(_at_once, dataset, list(islice(indices, size))) for _ in count())
     return (partial(_item, dataset, index) for index in indices)
+
+
+@dataclass(frozen=True, slots=True)
+class WholeBatch:
+    """A batch that a dataset's `__getitems__` returns as a whole, in place of a list of its items."""
+
+    batch: Any
+
+
+def _at_once(dataset: Any, indices: list[Any]) -> list[Any]:
+    """Return items that a dataset makes at once; for each of them the whole batch if it is no list of them."""
+    made = dataset.__getitems__(indices)
+    if isinstance(made, list) and len(made) == len(indices):
+        return made
+    return [WholeBatch(made)] * len(indices)
 
 
 def _item(dataset: Any, index: Any) -> list[Any]:
@@ -376,7 +447,7 @@ def _items_without_end(dataset: Any) -> Iterator[Any]:
             )
 
 
-def _makes_batches(dataset: Any) -> bool:
+def makes_batches(dataset: Any) -> bool:
     """Return whether the dataset makes whole batches; a Subset does if the dataset inside it does."""
     while isinstance(dataset, Subset):
         dataset = dataset.dataset

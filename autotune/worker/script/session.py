@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from threading import Thread, Timer, get_ident
 from time import perf_counter
@@ -38,7 +39,7 @@ from autotune.records.measurement import WAIT_SOURCE, Measurement
 from autotune.records.result import Curves
 from autotune.records.trial import TrialResult, sample_scan_s
 from autotune.records.watched_run import Exchange, RunPart, WatchedRun
-from autotune.worker.batch import tensors_of, unwrapped
+from autotune.worker.batch import batch_fingerprint, tensors_of, unwrapped
 from autotune.worker.build import WorkloadFault, is_stream
 from autotune.worker.conditions import conditions_before
 from autotune.worker.device import open_device
@@ -223,6 +224,9 @@ Source: our convention."""
 _OBSERVED_S = (1.0, 20.0)
 """Seconds that a probe observes at least, and seconds after which two steps are enough.
 Source: our convention."""
+_REPEATS_S = 2.0
+"""Seconds to take more batches of a stream, to see whether its workers repeat them. Source: our
+convention."""
 _LONGEST_ITEM_S = 5.0
 """Seconds in which a stream must give its first two items again. Source: our convention."""
 _FIRST_WAITS = 4.0
@@ -417,36 +421,27 @@ def _probe(
     # Observe steps until there are enough, or enough time has passed; go on while they are watched.
     if watch is not None and scene.device.kind != "cpu":
         install_device_seams()
-    _observe(job, start, scene)
+    prints = _observe(job, start, scene)
     watched = None
     if watch is not None:
         watched = _watch_on(watch, job.watch_s, place, scene, report())
         if watched.has_ended:
             return watched.report
-    # Read ahead into the page cache, and check how a stream is shared between workers.
     is_parted = True
     loader = scene.loader
     if loader is not None and isinstance(feed, ScriptFeed):
-        feed.take_over()
-        with suppress(FeedEnded):  # some streams can be read only once
-            warm_page_cache(feed)
-        feed.stop()
-        if is_stream(loader.dataset):
-            is_parted = (
-                loader.worker_init_fn is not None
-                or loader.num_workers > 1
-                or _is_sharded(loader.dataset, feed)
-            )
+        is_parted = _ends_parted(loader, feed, prints)
     found = report(is_parted=is_parted)
     return found if watched is None else found.model_copy(update={"watched": watched.run})
 
 
-def _observe(job: messages.ProbeJob, start: Start, scene: Scene) -> None:
-    """Let the script train until its facts are known.
+def _observe(job: messages.ProbeJob, start: Start, scene: Scene) -> list[int]:
+    """Let the script train until its facts are known, and return fingerprints of its batches.
 
     Raises:
         WorkloadFault: It makes too few steps within the deadline.
     """
+    prints = list[int]()
     seen = scene.sightings
     begun = perf_counter()
     least_s, short_s = _OBSERVED_S
@@ -455,8 +450,9 @@ def _observe(job: messages.ProbeJob, start: Start, scene: Scene) -> None:
         seen.samples.clear()
     while True:
         try:
-            made = _train_once(scene)
+            made = _train_once(scene, prints)
         except LoopMoved:
+            prints.clear()
             steps = span = 0
             seen.samples.clear()
             seen.spans.clear()
@@ -471,7 +467,7 @@ def _observe(job: messages.ProbeJob, start: Start, scene: Scene) -> None:
         has_enough_steps = steps >= _OBSERVED_STEPS and spent_s >= least_s
         has_enough_time = steps >= 2 and spent_s >= short_s
         if (has_enough_steps or has_enough_time) and not scene.feed.is_moving:
-            return
+            return prints
         if perf_counter() > start.ends_at:
             raise WorkloadFault(
                 f"a script must make some optimizer steps within its deadline of "
@@ -480,8 +476,12 @@ def _observe(job: messages.ProbeJob, start: Start, scene: Scene) -> None:
             )
 
 
-def _train_once(scene: Scene) -> int:
+def _train_once(scene: Scene, prints: list[int] | None = None) -> int:
     """Let the script train on a batch, and return the optimizer steps that it made.
+
+    Args:
+        scene: The training loop.
+        prints: Gets the batch's fingerprint.
 
     Raises:
         FeedEnded: The script has ended.
@@ -489,6 +489,8 @@ def _train_once(scene: Scene) -> int:
     """
     seen = scene.sightings
     delivery = scene.feed.take()
+    if prints is not None:
+        prints.append(batch_fingerprint(delivery.batch))
     seen.batch(delivery.batch, delivery.samples // ranks())
     before = seen.steps.copy()
     scene.trainer.train(delivery.batch)
@@ -594,6 +596,47 @@ def _exchange(watch: Watch, ddp: DistributedDataParallel | None) -> Exchange | N
         searches_unused=ddp.find_unused_parameters,
         has_unused=bool(found.get("unused_parameter_size")),
     )
+
+
+def _ends_parted(loader: DataLoader[Any], feed: ScriptFeed, prints: list[int]) -> bool:
+    """Read ahead into the page cache, end the workers, and return whether they share out the data.
+
+    Args:
+        loader: The script's loader.
+        feed: Its feed.
+        prints: Fingerprints of the batches that were observed.
+    """
+    dataset = loader.dataset
+    workers = loader.num_workers
+    feed.take_over()
+    with suppress(FeedEnded):  # some streams can be read only once
+        if is_stream(dataset):
+            until = perf_counter() + _REPEATS_S
+            while len(prints) < 2 * workers and perf_counter() < until:
+                prints.append(batch_fingerprint(feed.take().batch))
+        warm_page_cache(feed)
+    feed.stop()
+    if not is_stream(dataset):
+        return True
+    if workers > 1:
+        return not repeats_batches(prints, workers)
+    return loader.worker_init_fn is not None or _is_sharded(dataset, feed)
+
+
+def repeats_batches(prints: Sequence[int], num_workers: int) -> bool:
+    """Return whether all loader workers deliver the same batches.
+
+    Batches come from the workers in turn, so that each would come `num_workers` times in a row;
+    the first and the last ones may be cut off. Batches that are all equal show nothing. Random
+    changes of items hide repeats, and count as none.
+
+    Args:
+        prints: Fingerprints of consecutive batches.
+        num_workers: Workers of the loader, two or more.
+    """
+    rows = [list(row) for _, row in groupby(prints)]
+    has_whole_row = any(len(row) >= min(num_workers, len(prints) - 1) for row in rows)
+    return len(rows) > 1 and has_whole_row and len(rows) <= len(prints) / num_workers + 2
 
 
 def _is_sharded(dataset: Any, feed: ScriptFeed) -> bool:

@@ -164,6 +164,27 @@ def test_a_dataset_that_makes_batches_is_asked_for_batches() -> None:
     assert costs.items == 256
 
 
+class Whole(Batched):
+    """Makes a batch of tensors, which nothing collates."""
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        self.sizes.append(len(indices))
+        return torch.zeros(len(indices), 4), torch.zeros(len(indices))
+
+
+def test_a_batch_made_as_a_whole_counts_all_its_items() -> None:
+    costs = costs_of(Whole(), parts={"collate_fn": lambda batch: batch}, num_workers=1)
+    assert costs.items == 256
+    assert costs.item_bytes == 20
+    assert costs.batch_tensors == 2
+    assert costs.transfer_s is not None
+
+
+def test_own_thread_works_no_longer_than_its_time() -> None:
+    costs = costs_of(Recorder())
+    assert costs.item_cpu_s - costs.item_others_cpu_s <= costs.item_s * 1.0001
+
+
 def test_a_subset_is_asked_item_by_item_unless_it_holds_one_that_makes_batches() -> None:
     plain, batched = Recorder(), Batched()
     costs_of(Subset(plain, range(100)))

@@ -61,3 +61,23 @@ def test_precision_sides_and_largest_samples(rig: ScriptRig) -> None:
     assert stress is not None
     assert stress.steps >= 3
     assert stress.largest_item_bytes == 8 * 4 + 8
+
+
+@pytest.mark.parametrize(
+    ("prints", "workers", "repeats"),
+    [
+        ("AABBCCDD", 2, True),
+        ("ABBCCDDE", 2, True),
+        ("AAAABBBBCC", 4, True),
+        ("ABCDEFGH", 2, False),
+        ("ABABABAB", 2, False),
+        ("AAAAAAAA", 2, False),
+        ("ABCD", 2, False),
+        ("AA", 2, False),
+        ("", 2, False),
+    ],
+)
+def test_batches_that_come_once_from_each_worker_are_repeats(
+    prints: str, workers: int, repeats: bool
+) -> None:
+    assert session.repeats_batches(list(map(ord, prints)), workers) is repeats
