@@ -36,6 +36,10 @@ def begin() -> None:
         folder = TrialFolder(Path(attached["folder"]))
         protect_files(folder.overlay, own=[*map(Path, attached.get("own_folders", [folder.path]))])
         if "started" not in attached:  # a loader's worker
+            if "sampled_by" in attached:
+                from autotune.worker.script.reading import allow_reading
+
+                allow_reading(attached["sampled_by"])
             return
     after_import("torch", lambda _: _attach(attached))
 
@@ -44,13 +48,17 @@ def open_session(
     job: messages.WorkloadJob, place: Place, dump: HangDump, started: float
 ) -> Session:
     """Watch torch in this process, and do a job once the script trains."""
+    from autotune.protocol.messages import ProbeJob
     from autotune.worker.build import seed_all
     from autotune.worker.place import DEADLINE_SHARE, Start
     from autotune.worker.script.files.protection import protect_torch
     from autotune.worker.script.hooks import install
+    from autotune.worker.script.reading import allow_reading
     from autotune.worker.script.session import Session, doer_of
 
     protect_torch()
+    if isinstance(job, ProbeJob):  # before loader workers start
+        allow_reading()
     overrides = overrides_of(job)
     overrides.in_process()
     seed_all(job.process.seed)
