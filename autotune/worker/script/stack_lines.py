@@ -1,6 +1,6 @@
 """Sum the samples of py-spy by part of training and by line of the user's code. Pure.
 
-In: py-spy's raw output, one stack a line, and the id of the training thread. Out: `Stacks`. A stack
+In: py-spy's raw output, and the id of the training thread. Out: `Stacks`. A stack
 belongs to a part by torch's own frames on it, and to the deepest line of the user's code.
 """
 
@@ -73,16 +73,17 @@ class _Placed:
     count: int
 
 
-def sum_stacks(raw: Iterable[str], *, thread: int, seconds: float, folder: Path) -> Stacks:
+def sum_stacks(raw: str, *, thread: int, seconds: float, folder: Path) -> Stacks:
     """Return the shares of parts and lines.
 
     Args:
-        raw: Lines of py-spy's raw output, of the training process and its subprocesses.
+        raw: py-spy's raw output on the training process and its subprocesses.
         thread: Id of the training thread in the system.
         seconds: Seconds that were sampled.
         folder: Working folder: files below it are shown by their path from there.
     """
-    samples = [sample for sample in map(_sample_of, raw) if sample is not None]
+    found = map(_sample_of, _NEXT_STACK.split(raw))
+    samples = [sample for sample in found if sample is not None]
     main = [
         _placed(sample)
         for sample in _complete(sample for sample in samples if sample.thread == thread)
@@ -109,15 +110,17 @@ def sum_stacks(raw: Iterable[str], *, thread: int, seconds: float, folder: Path)
 # Read py-spy's raw output: `process 7:"python train.py";thread (7): MainThread;main (train.py:3) 12`
 
 
+_NEXT_STACK = re.compile(r'\n(?=process \d+:")')
+"""A line feed before a stack; command lines may hold others."""
 _THREAD = re.compile(r"(?:^|;)thread \((\d+)\)[^;]*")
 _PROCESS = re.compile(r'(?:^|;)process (\d+):"')
 _FRAME = re.compile(r"(.*) \((.*):(\d+)\)")
 _COMPREHENSION = re.compile(r"(?:\.<(?:listcomp|setcomp|dictcomp|genexpr|lambda)>)+$")
 
 
-def _sample_of(line: str) -> _Sample | None:
-    """Return a line's stack; None if it is not one."""
-    stack, _, number = line.strip().rpartition(" ")
+def _sample_of(text: str) -> _Sample | None:
+    """Return a stack with its count; None if the text is not one."""
+    stack, _, number = text.strip().rpartition(" ")
     if not number.isdecimal():
         return None
     threads = [*_THREAD.finditer(stack)]
@@ -317,7 +320,8 @@ _ALSO_WORK = (ast.BinOp, ast.comprehension, ast.JoinedStr)
 def _only_call(code: str) -> str:
     """Return a module's or object's function that a line calls, if it does nothing else: "zlib.decompress"."""
     try:
-        nodes = [*ast.walk(ast.parse(code.removesuffix(":")))]
+        # The first line of a block needs a body.
+        nodes = [*ast.walk(ast.parse(f"{code} pass" if code.endswith(":") else code))]
     except (SyntaxError, ValueError):  # a part of a statement
         return ""
     calls = [node.func for node in nodes if isinstance(node, ast.Call)]
