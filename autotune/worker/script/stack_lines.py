@@ -10,6 +10,7 @@ import ast
 import linecache
 import re
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -320,10 +321,13 @@ _ALSO_WORK = (ast.BinOp, ast.comprehension, ast.JoinedStr)
 def _only_call(code: str) -> str:
     """Return a module's or object's function that a line calls, if it does nothing else: "zlib.decompress"."""
     try:
-        # The first line of a block needs a body.
-        nodes = [*ast.walk(ast.parse(f"{code} pass" if code.endswith(":") else code))]
-    except (SyntaxError, ValueError):  # a part of a statement
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the user's own escapes and literals
+            # The first line of a block needs a body.
+            tree = ast.parse(f"{code} pass" if code.endswith(":") else code)
+    except (SyntaxError, ValueError, MemoryError, RecursionError):  # a part of a statement
         return ""
+    nodes = [*ast.walk(tree)]
     calls = [node.func for node in nodes if isinstance(node, ast.Call)]
     if len(calls) != 1 or any(isinstance(node, _ALSO_WORK) for node in nodes):
         return ""

@@ -47,9 +47,9 @@ import ctypes, os, resource, signal, sys
 ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, int(signal.SIGKILL), 0, 0, 0)
 if os.getppid() != int(sys.argv[1]):
     sys.exit(1)
-_, most = resource.getrlimit(resource.RLIMIT_FSIZE)
-least = {_MOST_BYTES} if most == resource.RLIM_INFINITY else min(most, {_MOST_BYTES})
-resource.setrlimit(resource.RLIMIT_FSIZE, (least, most))
+_, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+soft = {_MOST_BYTES} if hard == resource.RLIM_INFINITY else min(hard, {_MOST_BYTES})
+resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 os.execv(sys.argv[2], sys.argv[2:])
 """
@@ -180,9 +180,11 @@ class Sampling:
         try:
             with open_file(self._output, encoding="utf-8", errors="replace") as file:
                 raw = file.read()
-            folder = Path(real_os.getcwd())
         except OSError:
             return str(messages.sampling_found_nothing())
+        folder = Path("/")
+        with suppress(OSError):  # the working folder may have been removed
+            folder = Path(real_os.getcwd())
         stacks = sum_stacks(raw, thread=self._thread, seconds=sampled_s, folder=folder)
         if not stacks.samples:
             return str(messages.sampling_found_nothing())

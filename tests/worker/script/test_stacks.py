@@ -185,7 +185,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             found.append(root.value)
             return -1
 
-    monkeypatch.setattr(reading.ctypes, "CDLL", lambda _: Library())
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: Library())
     monkeypatch.setattr(reading, "_READING", reading._Reading(is_at_fork=True))
     return found
 
