@@ -86,6 +86,11 @@ def sampling_forbidden(reason: Literal["yama", "system"]) -> str:
 
 
 @message
+def sampling_not_begun() -> str:
+    return "stacks were not sampled: py-spy had not begun when the seconds to sample were over"
+
+
+@message
 def sampling_failed(exit_code: int, last_line: str) -> str:
     ended = f"stacks were not sampled: py-spy ended with exit code {exit_code}"
     return f"{ended} ({last_line})" if last_line else ended

@@ -38,15 +38,31 @@ _MOST_BYTES = 16 * 2**20
 _LOG_BYTES = 4096
 """Bytes of py-spy's last messages that are read. Source: our convention."""
 
-# The program. A small Python process asks the system to end it with this one and limits its output,
-# then becomes py-spy: to do so in a fork of this process, which has threads, is not safe.
+# The program. A small Python process asks the system to end it with this one, checks that it may
+# read, and limits its output, then becomes py-spy: to do so in a fork of this process, which has
+# threads, is not safe.
 
 
 _BECOME = f"""
-import ctypes, os, resource, signal, sys
-ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, int(signal.SIGKILL), 0, 0, 0)
-if os.getppid() != int(sys.argv[1]):
+import ctypes, errno, os, resource, signal, sys
+
+parent = int(sys.argv[1])
+library = ctypes.CDLL(None, use_errno=True)
+library.prctl({PR_SET_PDEATHSIG}, int(signal.SIGKILL), 0, 0, 0)
+if os.getppid() != parent:
     sys.exit(1)
+
+# With subprocesses, py-spy tries for seconds before it gives up, and gives no reason. The address
+# is not mapped: where reading is allowed, it fails for that.
+class Vector(ctypes.Structure):
+    _fields_ = [("address", ctypes.c_void_p), ("size", ctypes.c_size_t)]
+
+byte = ctypes.create_string_buffer(1)
+own = Vector(ctypes.addressof(byte), 1)
+read = library.process_vm_readv(parent, ctypes.byref(own), 1, ctypes.byref(Vector(8, 1)), 1, 0)
+if read < 0 and ctypes.get_errno() in (errno.EPERM, errno.EACCES, errno.ENOSYS):
+    sys.exit("Permission denied: " + os.strerror(ctypes.get_errno()))
+
 _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 soft = {_MOST_BYTES} if hard == resource.RLIM_INFINITY else min(hard, {_MOST_BYTES})
 resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -168,6 +184,8 @@ class Sampling:
         lowered = log.lower()
         if any(word in lowered for word in _FORBIDDEN):
             return messages.sampling_forbidden("yama" if _yama_forbids() else "system")
+        if code == -signal.SIGINT:
+            return messages.sampling_not_begun()
         lines = [line.strip() for line in log.splitlines() if line.strip()]
         last = "".join(filter(str.isprintable, lines[-1])) if lines else ""
         return messages.sampling_failed(code, last[:200])
@@ -200,11 +218,11 @@ class Sampling:
 
 
 def _environment() -> dict[str, str]:
-    """Return this process's environment without what makes a Python process attach to the trial."""
+    """Return this process's environment without variables of autotune, Python and Rust."""
     return {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("AUTOTUNE_", "PYTHON", "RUST_LOG"))
+        if not name.startswith(("AUTOTUNE_", "PYTHON", "RUST_"))
     }
 
 

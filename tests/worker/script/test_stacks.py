@@ -105,6 +105,11 @@ def test_a_program_that_dies_is_a_reason(tmp_path: Path, install: Install) -> No
     assert sampled(tmp_path) == str(messages.sampling_failed(-signal.SIGKILL, ""))
 
 
+def test_a_program_that_has_not_begun_is_a_reason(tmp_path: Path, install: Install) -> None:
+    install(f"signal.signal(signal.SIGINT, signal.SIG_DFL); {READY}; time.sleep(1000)")
+    assert sampled(tmp_path) == str(messages.sampling_not_begun())
+
+
 def test_a_program_that_hangs_is_killed(
     tmp_path: Path, install: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,6 +210,22 @@ def test_workers_may_be_read_by_the_trainers_descendants(monkeypatch: pytest.Mon
 
 
 # The real program
+
+
+def test_a_process_that_may_not_be_read_is_a_reason(tmp_path: Path) -> None:
+    code = f"""
+import ctypes
+from pathlib import Path
+from autotune.worker.script.stacks import Sampling
+ctypes.CDLL(None).prctl(24, 19, 0, 0, 0)  # root's programs lose CAP_SYS_PTRACE
+ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # this process may not be read
+sampling = Sampling.start(Path({str(tmp_path)!r}), 1.0)
+sampling._process.wait()
+print(sampling.finish())
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    forbidden = {str(messages.sampling_forbidden(by)) for by in ("yama", "system")}
+    assert ran.stdout.strip() in forbidden
 
 
 @pytest.mark.slow
