@@ -659,6 +659,7 @@ def _making_s(evidence: Evidence, costs: LoaderCosts) -> float:
 
 # Faults inside the loader: advice with the interval of its gain, for loaders that training waits for.
 
+_LEAST_PART = 0.10
 """Least share of a loader's time for a part of it to be a fault. Source: our convention."""
 _WHOLE_FILE_FACTOR = 8.0
 """Memory that an item holds over its own bytes from which it counts as a part of something larger:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,14 @@ from autotune.diagnosis.advice import (
     is_slower,
     modes_of,
     rank_advice,
+)
+from autotune.diagnosis.hot_lines import (
+    hottest_collate_line,
+    hottest_forward_line,
+    hottest_item_line,
+    hottest_sampler_line,
+    hottest_script_line,
+    hottest_wait,
 )
 from autotune.diagnosis.parts import findings_of_parts, notes_on_parts, remedies_of_parts
 from autotune.diagnosis.run_shares import loop_fraction, run_shares, whole_run_gain
@@ -44,6 +52,7 @@ from autotune.records.measurement import (
     note_on_load,
 )
 from autotune.records.result import Advice, Bottleneck, Diagnosis, Evidence, Finding
+from autotune.records.stacks import Stacks
 from autotune.records.watched_run import RunShare, WatchedRun
 from autotune.settings_table import BATCH_SETTINGS
 from autotune.tuning.outcomes import busy_while_host_bound, is_host_bound
@@ -109,6 +118,7 @@ def find_bottlenecks(evidence: Evidence) -> tuple[Finding, ...]:
         *faults,
     ]
     merged = _merged(found)
+    merged = [_with_lines(finding, evidence) for finding in merged]
     heavy = [finding for finding in merged if finding.share >= _LEAST_SHARE]
     is_waiting = is_host_bound(evidence.measurement)
 
@@ -133,6 +143,33 @@ def _repeats(evidence: Evidence) -> Iterator[Finding]:
 def _finding(bottleneck: Bottleneck, share: float, evidence: Note) -> Finding:
     return Finding(
         bottleneck=bottleneck, share=share, figures=evidence.figures, evidence=evidence.text
+    )
+
+
+_LINES: Mapping[Bottleneck, Sequence[Callable[[Stacks], Note | None]]] = {
+    "data_cpu": (hottest_item_line, hottest_collate_line, hottest_sampler_line),
+    "data_io": (hottest_item_line,),
+    "data_tail": (hottest_item_line,),
+    "launch": (hottest_forward_line, hottest_script_line),
+    "script": (hottest_script_line,),
+    "synchronise": (hottest_wait,),
+}
+"""Lines of the user's code that show a bottleneck, if stacks were sampled."""
+
+
+def _with_lines(finding: Finding, evidence: Evidence) -> Finding:
+    """Add the lines of the user's code that take the time of a finding."""
+    stacks = None if evidence.watched is None else evidence.watched.stacks
+    if stacks is None:
+        return finding
+    notes = [note for name in _LINES.get(finding.bottleneck, ()) if (note := name(stacks))]
+    if not notes:
+        return finding
+    return Finding(
+        bottleneck=finding.bottleneck,
+        share=finding.share,
+        figures=finding.figures | {note.code: note.figures for note in notes},
+        evidence="; ".join([finding.evidence, *(note.text for note in notes)]),
     )
 
 

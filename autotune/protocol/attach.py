@@ -51,7 +51,7 @@ def attached_environment(attached: Mapping[str, Any]) -> dict[str, str]:
 
 @contextmanager
 def workers_unwatched() -> Iterator[None]:
-    """Let processes that start meanwhile, a loader's workers, protect files and watch nothing."""
+    """Let processes that start meanwhile, a loader's workers, protect files, be sampled, and watch nothing."""
     attached = os.environ.get(ATTACH_VARIABLE)
     unwatch_children()
     try:
@@ -62,11 +62,12 @@ def workers_unwatched() -> Iterator[None]:
 
 
 def unwatch_children() -> None:
-    """Let processes that this one starts from now on protect files at the most."""
-    attached = os.environ.pop(ATTACH_VARIABLE, None)
-    folder = None if attached is None else json.loads(attached).get("folder")
+    """Let processes that this one starts from now on protect files, and be sampled, at the most."""
+    attached = json.loads(os.environ.pop(ATTACH_VARIABLE, "{}"))
+    folder = attached.get("folder")
     if folder is not None:
-        os.environ[ATTACH_VARIABLE] = json.dumps({"folder": folder})
+        sampled_by = attached.get("sampled_by", os.getpid())
+        os.environ[ATTACH_VARIABLE] = json.dumps({"folder": folder, "sampled_by": sampled_by})
 
 
 def is_own_python(program: str) -> bool:

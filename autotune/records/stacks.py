@@ -31,8 +31,11 @@ class StackLine(FrozenModel):
     code: str = ""
     """The line itself, stripped."""
     calls: str = ""
-    """What the line spends most of its time in: "zlib.decompress", "datasets/formatting.py"; empty
-    if that is the line itself."""
+    """The library's function below the line that takes the most of its time: "zlib.decompress",
+    "PIL.Image.Image.resize"; empty if that is the line itself."""
+    calls_fraction: float | None = Field(default=None, ge=0, le=1)
+    """Share of the samples inside that function; None if there is none, or if it was read from the
+    line, because native code has no frame."""
     fraction: float = Field(ge=0, le=1)
     """Share of the samples of these processes."""
 
@@ -46,7 +49,11 @@ class Stacks(FrozenModel):
     """Samples of the training thread."""
     main: tuple[StackLine, ...] = ()
     """Lines of the training thread, largest share first."""
+    main_parts: dict[StackPart, float] = Field(default_factory=dict)
+    """Share of each part in the samples of the training thread."""
     worker_samples: int = 0
     """Samples of loader workers at work; those waiting for an index are left out."""
     workers: tuple[StackLine, ...] = ()
     """Lines of the loader workers, largest share first; shares of `worker_samples`."""
+    worker_parts: dict[StackPart, float] = Field(default_factory=dict)
+    """Share of each part, item or collate, in `worker_samples`."""

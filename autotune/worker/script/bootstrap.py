@@ -36,6 +36,10 @@ def begin() -> None:
         folder = TrialFolder(Path(attached["folder"]))
         protect_files(folder.overlay, own=[*map(Path, attached.get("own_folders", [folder.path]))])
         if "started" not in attached:  # a loader's worker
+            if "sampled_by" in attached:
+                from autotune.worker.script.reading import allow_reading
+
+                allow_reading(attached["sampled_by"])
             return
     after_import("torch", lambda _: _attach(attached))
 
@@ -49,6 +53,7 @@ def open_session(
     from autotune.worker.place import DEADLINE_SHARE, Start
     from autotune.worker.script.files.protection import protect_torch
     from autotune.worker.script.hooks import install
+    from autotune.worker.script.reading import allow_reading
     from autotune.worker.script.seams import install_seams
     from autotune.worker.script.session import Session, doer_of
     from autotune.worker.script.watch import Watch
@@ -60,6 +65,8 @@ def open_session(
     ends_at = started + DEADLINE_SHARE * job.process.deadline_s
     start = Start(started=started, built_from=perf_counter(), ends_at=ends_at, before={})
     watch = Watch(started) if isinstance(job, kinds.ProbeJob) and job.watch_s else None
+    if watch is not None:
+        allow_reading()  # before loader workers start
     session = Session(job, overrides, place, doer_of(job, place, dump, start, watch), watch)
     install(session)
     if watch is not None:

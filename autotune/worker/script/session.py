@@ -78,6 +78,7 @@ from autotune.worker.script.hooks import plain_next, release_module_calls, torch
 from autotune.worker.script.overrides import Overrides
 from autotune.worker.script.seams import install_device_seams, uninstall_seams
 from autotune.worker.script.sightings import Made, SideBatches, Sightings, device_of, is_trained
+from autotune.worker.script.stacks import Sampling
 from autotune.worker.script.watch import Watch
 from autotune.worker.trial import (
     after_block_of,
@@ -503,6 +504,9 @@ def _train_once(scene: Scene, prints: list[int] | None = None) -> int:
 _WATCHED_STEPS = 12
 """Optimizer steps to watch at least, if they take no longer than twice the time. Source: our
 convention."""
+_SAMPLED_S = 4.0
+"""Last seconds of the watch, in which stacks are sampled. Source: our convention: 200 samples show a
+share of 10 % within 4 points."""
 _EPOCH_END_S = 6.0
 """Longest time to watch the end of an epoch that was ended early: its validation, its checkpoint,
 and the start of the next one. Source: our convention; the first verdict comes within 20 s of the
@@ -555,11 +559,17 @@ def _watch_on(
     most_s = 2 * seconds
     late = ended_after(max(0.0, most_s + _EPOCH_END_S - watch.elapsed_s))
     try:
+        sampling = None
         while watch.elapsed_s < seconds or (
             watch.steps < _WATCHED_STEPS and watch.elapsed_s < most_s
         ):
+            if sampling is None and watch.elapsed_s >= seconds - _SAMPLED_S:
+                sampling = Sampling.start(place.folder.path, _SAMPLED_S)
             with suppress(LoopMoved):
                 _train_once(scene)
+        if sampling is not None:
+            with watch.apart():
+                watch.stacks = sampling.finish()
         if isinstance(feed, ScriptFeed) and not feed.epochs and ranks() == 1:
             run = watch.so_far(epoch_batches)
             place.keep(known.model_copy(update={"watched": run}))

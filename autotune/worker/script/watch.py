@@ -214,6 +214,17 @@ class Watch:
             key = (part, "others", "")
         return self._kinds.setdefault(key, _Kind())
 
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Leave out the time of this context: it is the measurement's own, not the script's."""
+        begun = self._spend()
+        try:
+            yield
+        finally:
+            self._since = perf_counter()
+            if self._began is not None:
+                self._began += self._since - begun
+
     # The training loader
 
     @contextmanager

@@ -1,0 +1,116 @@
+"""Name the lines of the user's code that take the most time, from sampled stacks. Pure.
+
+Each function takes the `Stacks` of a run and returns a note with function, file and line; None if
+no line stands out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+from autotune.messages import stacks as messages
+from autotune.note import Note
+from autotune.records.stacks import StackLine, StackPart, Stacks
+
+_FEWEST_SAMPLES = 20
+"""Samples of a part below which no line is named: at 20, a share of one half has a standard error
+of 11 %. Source: the binomial distribution."""
+_LEAST_FRACTION = 0.10
+"""Share of its part's time below which a line does not stand out. Source: our convention."""
+_SYNCHRONISES = re.compile(
+    r"\.(?:item|cpu|tolist|numpy|nonzero|synchronize|to|cuda)\(|\b(?:float|int|bool|print)\("
+)
+"""Calls that wait for the device, or may. Source: PyTorch's performance tuning guide, "Avoid
+unnecessary CPU-GPU synchronization"."""
+
+
+def hottest_item_line(stacks: Stacks) -> Note | None:
+    """Return the line that takes the most of an item's time."""
+    return _hottest_of_part(stacks, "item", messages.hot_item_line)
+
+
+def hottest_collate_line(stacks: Stacks) -> Note | None:
+    """Return the line that takes the most of collating."""
+    return _hottest_of_part(stacks, "collate", messages.hot_collate_line)
+
+
+def hottest_forward_line(stacks: Stacks) -> Note | None:
+    """Return the line of the model's code that takes the most of the forward pass."""
+    return _hottest_of_part(stacks, "forward", messages.hot_forward_line)
+
+
+def hottest_sampler_line(stacks: Stacks) -> Note | None:
+    """Return the sampler's line with the largest share of the training thread's time."""
+    return _hottest_of_thread(stacks, "sampler", messages.hot_sampler_line)
+
+
+def hottest_script_line(stacks: Stacks) -> Note | None:
+    """Return the line outside of loading, model and optimizer with the largest share of the training thread's time."""
+    return _hottest_of_thread(stacks, "other", messages.hot_script_line)
+
+
+def hottest_wait(stacks: Stacks) -> Note | None:
+    """Return the line that waits longest for the device, by its share of the training thread's time."""
+    waiting = [
+        line
+        for line in stacks.main
+        if line.part in {"other", "forward", "optimizer"} and _SYNCHRONISES.search(line.code)
+    ]
+    line = _standing_out(waiting, 1.0, stacks.samples)
+    if line is None:
+        return None
+    return messages.waiting_line(
+        fraction=line.fraction, place=line.place, function=line.function, code=line.code
+    )
+
+
+def _hottest_of_part(stacks: Stacks, part: StackPart, write: Callable[..., Note]) -> Note | None:
+    """Return a part's line with the largest share of that part: of workers, if they do that work."""
+    lines: Sequence[StackLine] = stacks.main
+    parts = stacks.main_parts
+    samples = stacks.samples
+    if part in {"item", "collate"}:
+        if stacks.worker_samples:
+            lines = stacks.workers
+            parts = stacks.worker_parts
+            samples = stacks.worker_samples
+        work = parts.get("item", 0.0) + parts.get("collate", 0.0)
+        if parts.get(part, 0.0) < _LEAST_FRACTION * work:
+            return None
+    whole = parts.get(part, 0.0)
+    line = _standing_out([line for line in lines if line.part == part], whole, samples)
+    return None if line is None else _note_on(line, whole, write)
+
+
+def _hottest_of_thread(stacks: Stacks, part: StackPart, write: Callable[..., Note]) -> Note | None:
+    """Return a part's line with the largest share of the training thread's time."""
+    lines = [line for line in stacks.main if line.part == part]
+    line = _standing_out(lines, 1.0, stacks.samples)
+    return None if line is None else _note_on(line, 1.0, write)
+
+
+def _standing_out(lines: Sequence[StackLine], whole: float, samples: int) -> StackLine | None:
+    """Return the line with the largest share, if that is known well enough and large enough.
+
+    Args:
+        lines: The lines.
+        whole: Share of the samples that the lines are compared with.
+        samples: All samples.
+    """
+    hottest = max(lines, key=lambda line: line.fraction, default=None)
+    if hottest is None or whole * samples < _FEWEST_SAMPLES:
+        return None
+    return hottest if hottest.fraction >= _LEAST_FRACTION * whole else None
+
+
+def _note_on(line: StackLine, whole: float, write: Callable[..., Note]) -> Note:
+    """Write a note on a line, with the share of what it calls if that is known."""
+    fraction = line.calls_fraction or line.fraction
+    return write(
+        fraction=min(1.0, fraction / whole),
+        place=line.place,
+        function=line.function,
+        code=line.code,
+        calls=line.calls,
+    )
