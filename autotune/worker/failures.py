@@ -147,6 +147,8 @@ _FAILURE = re.compile(
 # torch at the first error (c10/cuda's CUDAMiscFunctions.cpp, get_cuda_async_error_suffix). ROCm's
 # counterpart is from torch/utils/hipify, cuda_to_hip_mappings.py.
 _BLOCKING = {"cuda": ("CUDA_LAUNCH_BLOCKING", "1"), "rocm": ("AMD_SERIALIZE_KERNEL", "3")}
+OWN_VARIABLES: set[str] = set()
+"""Variables that autotune has set in this process: they are no fault of the user's."""
 
 
 def is_kernel_failure(error: BaseException) -> bool:
@@ -158,6 +160,7 @@ def is_kernel_failure(error: BaseException) -> bool:
 
 def block_launches() -> None:
     """Make each launch wait for its kernel, in this process and in all that it starts."""
+    OWN_VARIABLES.update(name for name, _ in _BLOCKING.values() if name not in os.environ)
     os.environ.update(_BLOCKING.values())
 
 

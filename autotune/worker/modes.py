@@ -22,6 +22,7 @@ from torch import profiler
 
 from autotune.records.measurement import SwitchName
 from autotune.records.watched_run import Modes
+from autotune.worker.failures import OWN_VARIABLES
 
 # Environment variables that slow each step down
 #
@@ -218,15 +219,12 @@ def is_deterministic(device_kind: str) -> bool:
     return torch.are_deterministic_algorithms_enabled() or is_cudnn
 
 
-def observe_modes(
-    device_kind: str, *, has_group: bool = False, own_variables: Iterable[str] = ()
-) -> Modes:
+def observe_modes(device_kind: str, *, has_group: bool = False) -> Modes:
     """Return the modes of this process and thread at this moment; call at a backward pass.
 
     Args:
         device_kind: Kind of the device: "cpu", "cuda", "rocm" or another one.
         has_group: Training runs in a process group.
-        own_variables: Names of environment variables that autotune has set for this process.
     """
     return Modes(
         is_anomaly_detected=torch.is_anomaly_enabled(),
@@ -235,7 +233,7 @@ def observe_modes(
         is_deterministic=is_deterministic(device_kind),
         is_cudnn_benchmark=device_kind == "cuda" and torch.backends.cudnn.benchmark,
         variables=slow_variables(
-            os.environ, device_kind, has_group=has_group, own_variables=own_variables
+            os.environ, device_kind, has_group=has_group, own_variables=OWN_VARIABLES
         ),
         places={str(name): place for name, place in _PLACES.items()},
     )
