@@ -16,6 +16,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from autotune.protocol.attach import ATTACH_VARIABLE
+from autotune.worker.script.cores import remember_start
 from autotune.worker.script.patching import after_import
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def begin() -> None:
         protect_files(folder.overlay, own=[*map(Path, attached.get("own_folders", [folder.path]))])
         if "started" not in attached:  # a loader's worker
             return
+    remember_start()
     after_import("torch", lambda _: _attach(attached))
 
 
@@ -50,6 +52,7 @@ def open_session(
     from autotune.worker.script.hooks import install
     from autotune.worker.script.session import Session, doer_of
 
+    remember_start()
     protect_torch()
     overrides = overrides_of(job)
     overrides.in_process()
