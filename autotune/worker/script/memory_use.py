@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import perf_counter, thread_time
@@ -48,6 +48,8 @@ class _KeptGraphs(NamedTuple):
     """Variable that holds most nodes."""
     place: str = ""
     """File and line at which its function runs."""
+    is_cut: bool = False
+    """There are more nodes than are counted."""
 
 
 class GrowthWatch:
@@ -126,7 +128,7 @@ class GrowthWatch:
         except Exception:  # noqa: BLE001 - objects of the user's may raise anything
             self._counts_graphs = False
             return None
-        if found.nodes >= MOST_NODES:
+        if found.is_cut:
             self._counts_graphs = False
             return None
         before = [one.graph_nodes for one in self._readings if one.graph_nodes is not None]
@@ -233,6 +235,7 @@ def _peak_bytes() -> int | None:
 def _kept_graphs(frame: FrameType | None) -> _KeptGraphs:
     """Return the nodes that the variables of the script's running functions hold."""
     tensors = list[Tensor]()
+    not_searched = 0
     found = _KeptGraphs()
     most = 0
     while frame is not None:
@@ -240,13 +243,17 @@ def _kept_graphs(frame: FrameType | None) -> _KeptGraphs:
             for name, value in _variables_of(frame):
                 own = _graphs_in(value)
                 tensors += own
+                if len(own) == _MOST_ITEMS and isinstance(value, Sized):
+                    not_searched += len(value) - _MOST_ITEMS
                 nodes = count_nodes(own)
                 if nodes > most:
                     most = nodes
                     place = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
                     found = _KeptGraphs(name=name, place=place)
         frame = frame.f_back
-    return found._replace(nodes=count_nodes(tensors))
+    nodes = count_nodes(tensors)
+    # each item of a long list that was not searched has a node of its own
+    return found._replace(nodes=nodes + not_searched, is_cut=nodes >= MOST_NODES)
 
 
 def _variables_of(frame: FrameType) -> list[tuple[str, object]]:
