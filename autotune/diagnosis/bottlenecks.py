@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from autotune.diagnosis.advice import LEAST_GAIN, rank_advice
+from autotune.diagnosis.memory_use import memory_warnings
 from autotune.messages import diagnosis as messages
 from autotune.models.forecast import (
     advisable_points,
@@ -449,6 +450,7 @@ def _notes(evidence: Evidence) -> Iterator[Note]:
     if load is not None:
         yield load
     limits = MemoryLimits.on(evidence.environment, evidence.limit_bytes)
+    yield from memory_warnings(evidence)
     yield from growth_notes([evidence.measurement], limits, "baseline")
     yield from evidence.measurement.notes
     yield from evidence.curves.notes

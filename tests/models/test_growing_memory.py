@@ -1,0 +1,91 @@
+"""Copies in workers and kept graphs are found in the readings of a run, and forecast."""
+
+from __future__ import annotations
+
+import pytest
+
+from autotune.models.growing_memory import copying_of, kept_graphs_of
+from autotune.records.watched_run import MemoryReading, MemoryUse
+from tests.factories.watched_runs import MIB, make_copying
+
+
+def test_growth_per_sample_of_each_worker() -> None:
+    found = copying_of(make_copying(mib_per_reading=10))
+    assert found is not None
+    # each of two workers makes 5,000 samples between readings
+    assert found.bytes_per_sample == pytest.approx(10 * MIB / 5_000)
+    assert (found.workers, found.samples) == (2, 80_000)
+
+
+def test_forecast_grows_with_samples_up_to_what_is_shared() -> None:
+    found = copying_of(make_copying(mib_per_reading=10, shared_mib=400))
+    assert found is not None
+    assert found.further_bytes(10_000) == pytest.approx(2 * 10 * MIB)
+    assert found.further_bytes(10**9) == pytest.approx(2 * 320 * MIB)
+    assert found.further_bytes(-5) == 0
+
+
+def test_cache_of_a_worker_is_no_copy() -> None:
+    readings = [
+        reading.model_copy(update={"worker_shared_bytes": (400 * MIB,) * 2})
+        for reading in make_copying().readings
+    ]
+    assert copying_of(MemoryUse(readings=tuple(readings))) is None
+
+
+def test_pages_given_back_are_no_copy() -> None:
+    readings = [
+        reading.model_copy(update={"worker_private_bytes": (MIB,) * 2})
+        for reading in make_copying().readings
+    ]
+    assert copying_of(MemoryUse(readings=tuple(readings))) is None
+
+
+@pytest.mark.parametrize("readings", [0, 1, 2])
+def test_few_readings_show_nothing(readings: int) -> None:
+    assert copying_of(make_copying(readings=readings)) is None
+
+
+def use_of(nodes: list[int | None], *, mib: float = 0.0, on_device: bool = False) -> MemoryUse:
+    """Return readings at every tenth step, with memory that grows by some MiB from each to the next."""
+    name = "device_bytes" if on_device else "process_bytes"
+    readings = [
+        MemoryReading(
+            steps=10 * number,
+            samples=80 * number,
+            graph_nodes=found,
+            **{name: round((100 + mib * number) * MIB)},  # type: ignore[arg-type]
+        )
+        for number, found in enumerate(nodes)
+    ]
+    return MemoryUse(readings=tuple(readings))
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_kept_graphs(on_device: bool) -> None:
+    found = kept_graphs_of(use_of([*range(5, 500, 50)], mib=2.0, on_device=on_device))
+    assert found is not None
+    assert found.nodes_per_step == pytest.approx(5)
+    assert found.bytes_per_step == pytest.approx(0.2 * MIB)
+    assert found.is_on_device == on_device
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [],
+        [5, 55],
+        [50] * 9,
+        [5, 55, 5, 55, 105],
+        [None] * 9,
+        [5, 6, 7, 8],
+    ],
+)
+def test_no_kept_graphs(nodes: list[int | None]) -> None:
+    assert kept_graphs_of(use_of(nodes)) is None
+
+
+def test_growth_within_its_error_is_zero() -> None:
+    found = kept_graphs_of(use_of([*range(5, 500, 50)]))
+    assert found is not None
+    assert found.bytes_per_step == 0
