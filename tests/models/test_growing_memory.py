@@ -54,7 +54,7 @@ def use_of(nodes: list[int | None], *, mib: float = 0.0, on_device: bool = False
             steps=10 * number,
             samples=80 * number,
             graph_nodes=found,
-            **{name: round((100 + mib * number) * MIB)},  # type: ignore[arg-type]
+            **{name: round((100 + mib * number) * MIB)},
         )
         for number, found in enumerate(nodes)
     ]

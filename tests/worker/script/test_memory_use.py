@@ -132,7 +132,7 @@ def nodes_of_training(
     weight = torch.ones(1, requires_grad=True)
     for step in range(4):
         loss = (weight * 2).sum()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         kept = keep(loss)  # noqa: F841 - a variable of the script
         watch.read_if_due(steps=step, samples=step, workers=())
     found = watch.report()
