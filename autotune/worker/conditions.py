@@ -23,6 +23,7 @@ import torch
 
 from autotune.apply.cores import cgroup_folders, cpu_quota, usable_cores
 from autotune.models.group import merged_conditions
+from autotune.models.growing_memory import Copying, Pages, copying_between
 from autotune.models.memory import growth_of
 from autotune.records.measurement import (
     GPM_SOURCE,
@@ -37,7 +38,7 @@ from autotune.records.measurement import (
     ThrottleReason,
 )
 from autotune.worker import nvml
-from autotune.worker.device import Device, process_tree, tf32_overrides
+from autotune.worker.device import Device, pages_of, process_tree, tf32_overrides
 from autotune.worker.nvml import (
     GPM_LEAST_S,
     THROTTLE_COUNTERS,
@@ -62,8 +63,11 @@ def open_memory_watch(device: Device) -> Iterator[MemoryWatch]:
     """
     watch = MemoryWatch(device)
     try:
-        for process in process_tree():
+        own, *workers = process_tree()
+        for process in (own, *workers):
             watch.statm.append(os.open(f"/proc/{process.pid}/statm", os.O_RDONLY))
+        if not device.has_own_memory:
+            watch.workers = {worker.pid: pages_of(worker.pid) for worker in workers}
     except (OSError, psutil.Error):  # the system has no such files, or a process has ended
         watch.leave_host()
     try:
@@ -88,6 +92,9 @@ class MemoryWatch:
     open: opening, reading and closing each file takes nine system calls instead of one, and over
     ten times as long. Each call releases the GIL, which a pin-memory thread may then keep from the
     training loop."""
+    workers: dict[int, Pages | None] = field(default_factory=dict)
+    """Private and shared bytes of each loader worker when the watch was opened; {} if the limit is
+    not on RAM."""
     _on_host: list[tuple[int, int]] = field(default_factory=list)
     """Batches so far and bytes in use after each block."""
     _on_device: list[tuple[int, int]] = field(default_factory=list)
@@ -118,6 +125,23 @@ class MemoryWatch:
             growth_of("device", self._on_device, passed_s),
         )
         return tuple(filter(None, found))
+
+    def copied(self, samples: int) -> Copying | None:
+        """Return what workers have copied of this process's memory since the watch was opened.
+
+        It takes some milliseconds a worker: call it after the window. None if nothing was copied, if a
+        worker has ended, or if the system does not report it.
+
+        Args:
+            samples: Samples that they made meanwhile.
+        """
+        first = [*self.workers.values()]
+        last = [pages_of(pid) for pid in self.workers]
+        known = [pages for pages in first if pages is not None]
+        later = [pages for pages in last if pages is not None]
+        if len(known) < len(first) or len(later) < len(last):
+            return None
+        return copying_between(known, later, samples, samples)
 
     def leave_host(self) -> None:
         """Close the counters of processes; host memory is no longer read."""

@@ -20,6 +20,7 @@ from autotune.config.plan import Workload
 from autotune.config.training_config import TrainingConfig
 from autotune.errors import RunFolderError
 from autotune.models.evidence import assumed_variation, with_run_variation
+from autotune.models.growing_memory import with_copies
 from autotune.models.statistics import wait_fraction, window_rate
 from autotune.policy import WindowRules
 from autotune.protocol.disk import read_model, write_model
@@ -210,7 +211,10 @@ def measure(
     busy_readings, fullness = busy.stop(waited)
     found = conditions.stop()
     ineffective = () if ddp is None else without_effect_here(ddp)
-    memory = device.peak_memory(retries)
+    window_samples = sum(block.samples for block in window.blocks)
+    warm_up_samples = window.warm_up_batches * first.samples
+    copying = memory_watch.copied(warm_up_samples + window_samples)
+    memory = with_copies(device.peak_memory(retries), copying, window)
     spread = assumed_variation(device.kind).of([window.is_held_by_device])
     throughput = with_run_variation(window_rate(window, rules), spread)
     disturbances = () if found is None else notes_on(found)

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.models.growing_memory import copying_of, kept_graphs_of
+from autotune.models.growing_memory import (
+    copying_between,
+    copying_of,
+    kept_graphs_of,
+    with_copies,
+)
+from autotune.models.statistics import memory_fault
+from autotune.records.measurement import MemorySample
 from autotune.records.watched_run import MemoryReading, MemoryUse
+from tests.factories.measurements import make_measurement, make_window
 from tests.factories.watched_runs import MIB, make_copying
 
 
@@ -44,6 +52,42 @@ def test_pages_given_back_are_no_copy() -> None:
 @pytest.mark.parametrize("readings", [0, 1, 2])
 def test_few_readings_show_nothing(readings: int) -> None:
     assert copying_of(make_copying(readings=readings)) is None
+
+
+@pytest.mark.parametrize(
+    ("epoch_samples", "to_come_mib"), [(20_000, 2 * 10), (10_000_000, 2 * 80), (None, 2 * 80)]
+)
+def test_peak_of_a_trial_counts_copies_to_come(
+    epoch_samples: int | None, to_come_mib: float
+) -> None:
+    # each of two workers copied 20 of 100 MiB with its 5,000 samples
+    first = [(10 * MIB, 100 * MIB)] * 2
+    last = [(30 * MIB, 80 * MIB)] * 2
+    copying = copying_between(first, last, samples=10_000, all_samples=15_000)
+    window = make_window(epoch_samples=epoch_samples)
+    found = with_copies(MemorySample(peak_bytes=MIB, source="PSS"), copying, window)
+    assert found.to_come_bytes == pytest.approx(to_come_mib * MIB)
+    assert found.peak_bytes == MIB + found.to_come_bytes
+
+
+def test_few_copied_pages_add_nothing() -> None:
+    memory = MemorySample(peak_bytes=MIB, source="PSS")
+    copying = copying_between([(MIB, 9 * MIB)], [(2 * MIB, 8 * MIB)], 100, 100)
+    assert with_copies(memory, copying, make_window()) == memory
+    assert with_copies(memory, None, make_window()) == memory
+
+
+def test_workers_of_two_readings_must_be_the_same() -> None:
+    assert copying_between([], [(1, 1)], 10, 10) is None
+    assert copying_between([(1, 9)], [(5, 5)], 0, 10) is None
+
+
+def test_refusal_names_copies_to_come() -> None:
+    plain = make_measurement(gib=2.0)
+    memory = plain.memory.model_copy(update={"to_come_bytes": 2**30})
+    growing = plain.model_copy(update={"memory": memory})
+    assert memory_fault(plain, 2**30) != memory_fault(growing, 2**30)
+    assert memory_fault(growing, 2**32) is None
 
 
 def use_of(nodes: list[int | None], *, mib: float = 0.0, on_device: bool = False) -> MemoryUse:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import perf_counter, thread_time
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from autotune.config.plan import INSTALLED
 from autotune.records.watched_run import MemoryReading, MemoryUse
+from autotune.worker.device import anonymous_bytes, pages_of
 
 _PROC = Path("/proc")
 _OWN = str(Path(__file__).resolve().parents[2])
@@ -169,41 +170,6 @@ class PeakWatch:
 _LEAST_STEPS = 3
 """Optimizer steps that the peak of training covers, as in a trial's window (CONTRIBUTING, "Rules of
 measuring")."""
-
-
-def pages_of(pid: int | str) -> tuple[int, int] | None:
-    """Return a process's private bytes, and the anonymous bytes that it shares with others.
-
-    Source: man 5 proc, /proc/pid/smaps_rollup. None if the system does not report them, or the
-    process has ended.
-    """
-    values = _rollup(pid)
-    try:
-        private = values["Private_Dirty"] + values["Private_Clean"]
-        return private, max(0, values["Anonymous"] - private)
-    except KeyError:
-        return None
-
-
-def anonymous_bytes(pid: int | str) -> int | None:
-    """Return the anonymous memory of a process, shared or not; None if the system does not report it.
-
-    The private memory of a process that has forked grows as its children copy pages: it is no sign
-    of growth there.
-    """
-    return _rollup(pid).get("Anonymous")
-
-
-def _rollup(pid: int | str) -> Mapping[str, int]:
-    """Return the bytes of /proc/pid/smaps_rollup by name; none if it can't be read."""
-    found = dict[str, int]()
-    with suppress(OSError, ValueError):
-        for line in (_PROC / str(pid) / "smaps_rollup").read_text().splitlines():
-            name, _, value = line.partition(":")
-            number, _, unit = value.strip().partition(" ")
-            if unit == "kB":
-                found[name] = int(number) * 1024
-    return found
 
 
 def _device_bytes() -> int | None:

@@ -11,14 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from autotune.worker import device
+from autotune.worker.device import anonymous_bytes, pages_of
 from autotune.worker.script import memory_use
-from autotune.worker.script.memory_use import (
-    GrowthWatch,
-    PeakWatch,
-    anonymous_bytes,
-    count_nodes,
-    pages_of,
-)
+from autotune.worker.script.memory_use import GrowthWatch, PeakWatch, count_nodes
 
 ROLLUP = """\
 562fe8b06000-7ffc2fb2d000 ---p 00000000 00:00 0                          [rollup]
@@ -34,7 +30,7 @@ THPeligible:      0
 @pytest.fixture
 def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Return a function that writes a process's pages, in KiB."""
-    monkeypatch.setattr(memory_use, "_PROC", tmp_path)
+    monkeypatch.setattr(device, "_PROC", tmp_path)
     monkeypatch.setattr(memory_use, "_LEAST_GAP_S", 0.0)
     monkeypatch.setattr(memory_use, "_MOST_OF_TIME", float("inf"))
 
