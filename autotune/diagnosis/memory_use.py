@@ -21,7 +21,7 @@ from autotune.records.watched_run import MemoryUse
 from autotune.space import constraints as rules
 
 _LEAST_COPIED_BYTES = 64 * 2**20
-"""Memory still to be copied by all workers that is worth a note: less is what any worker writes to
+"""Memory copied by all workers, with what is to come, that is worth a note: less is what any worker writes to
 of the interpreter and libraries. Workers of a dataset of NumPy arrays copied 4 MiB in 0.2 million
 samples. Source: our convention."""
 _MORE_IN_VALIDATION = 1.1
@@ -84,7 +84,7 @@ def _copied(evidence: Evidence, use: MemoryUse) -> Iterator[Note]:
     if copying is None:
         return
     further_bytes, by = _further_bytes(evidence, copying)
-    if further_bytes < _LEAST_COPIED_BYTES:
+    if copying.workers * copying.copied_bytes + further_bytes < _LEAST_COPIED_BYTES:
         return
     left_bytes = _left_ram_bytes(evidence, use)
     per_s = copying.bytes_per_sample * evidence.measurement.samples_per_s
@@ -92,7 +92,7 @@ def _copied(evidence: Evidence, use: MemoryUse) -> Iterator[Note]:
     yield messages.memory_copied_by_workers(
         workers=copying.workers,
         bytes_per_sample=round(copying.bytes_per_sample),
-        private_bytes=round(copying.private_bytes),
+        copied_bytes=round(copying.copied_bytes),
         further_bytes=round(further_bytes),
         left_bytes=None if left_bytes == inf else round(left_bytes),
         by=by,
@@ -105,12 +105,12 @@ def _further_bytes(evidence: Evidence, copying: Copying) -> tuple[float, Literal
     """Return what the workers of all ranks on a host still copy, and by when.
 
     Workers that end with the epoch give their copies back. Those that stay go on copying in the
-    next one, up to all that they share.
+    next ones.
     """
     ranks = rules.ranks_on_host(evidence.config.process_count, evidence.environment)
     samples = evidence.measurement.window.epoch_samples or evidence.facts.dataset_length
     if evidence.config.persistent_workers or samples is None:
-        return ranks * copying.workers * copying.shared_bytes, "end"
+        return ranks * copying.further_bytes(inf), "end"
     left = samples / evidence.config.process_count - copying.samples
     return ranks * copying.further_bytes(left), "epoch"
 

@@ -421,7 +421,7 @@ def _slower(reached_fraction: float) -> str:
 def memory_copied_by_workers(
     workers: int,
     bytes_per_sample: float,
-    private_bytes: float,
+    copied_bytes: float,
     further_bytes: float,
     left_bytes: float | None,
     by: Literal["epoch", "end"],
@@ -431,9 +431,9 @@ def memory_copied_by_workers(
     until = "by the end of the epoch" if by == "epoch" else "as training goes on"
     each = "the worker" if workers == 1 else f"each of {workers} workers"
     text = (
-        f"Host memory grows by {format_bytes(bytes_per_sample)} a sample in {each}, and by up to "
-        f"{format_bytes(further_bytes)} more {until}: a worker copies the pages of the dataset's "
-        f"Python objects as it reads them, and holds {format_bytes(private_bytes)} of its own so far"
+        f"Host memory grows with the samples read: {each} copies the pages of the dataset's Python "
+        f"objects as it reads them, {format_bytes(copied_bytes)} while it was watched, now "
+        f"{format_bytes(bytes_per_sample)} a sample; up to {format_bytes(further_bytes)} more {until}"
     )
     if is_beyond_limit and left_bytes is not None:
         text += f". Only {format_bytes(left_bytes)} are left"

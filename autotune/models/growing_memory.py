@@ -13,16 +13,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from math import inf
+from math import exp, inf, log
 from statistics import fmean
 from typing import NamedTuple, TypeAlias
 
-from autotune.models.memory import LEFT_OUT_SHARE, trend_of
+from autotune.models.memory import trend_of
 from autotune.records.measurement import MemorySample, Window
 from autotune.records.watched_run import MemoryReading, MemoryUse
 
 _LEAST_READINGS = 3
-"""Readings for a slope: one third is left out, and a line needs two points."""
+"""Readings that show whether growth slows down."""
+_STEADY = 0.9
+"""Pace of the second half over the first one's from which on growth is steady. Source: our
+convention."""
 _LEAST_NODES = 0.5
 """Nodes of graphs that a script keeps more with each step, at least: each kept loss has one or
 more, and a logged loss every other step counts too. Source: our convention."""
@@ -32,11 +35,23 @@ Pages: TypeAlias = tuple[int, int]
 """A worker's private bytes, and the anonymous bytes that it shares."""
 
 
+class PagesRead(NamedTuple):
+    """Pages of all workers of one process at one moment."""
+
+    samples: int
+    """Samples that the workers had made, all together."""
+    pages: Sequence[Pages]
+
+
 class Copying(NamedTuple):
     """Pages that the workers of one process copy from it."""
 
     bytes_per_sample: float
-    """Growth of a worker per sample that it makes."""
+    """Growth of a worker per sample that it makes, at the last reading."""
+    decay_samples: float
+    """Samples of a worker in which that growth falls to 37 %; infinite if it is steady."""
+    copied_bytes: float
+    """Mean bytes that a worker copied between the readings."""
     private_bytes: float
     """Mean memory of a worker that it shares with no process, at the last reading."""
     shared_bytes: float
@@ -44,57 +59,80 @@ class Copying(NamedTuple):
     workers: int
     samples: int
     """Samples that all workers had made."""
-    copied_bytes: float
-    """Mean bytes that a worker copied between the readings."""
 
     def further_bytes(self, samples: float) -> float:
         """Return what all workers together still copy while they make this many samples more."""
-        each = self.bytes_per_sample * max(0.0, samples) / self.workers
-        return self.workers * min(self.shared_bytes, each)
+        if self.bytes_per_sample <= 0:
+            return 0.0
+        each = max(0.0, samples) / self.workers
+        if self.decay_samples < inf:
+            each = self.decay_samples * (1 - exp(-each / self.decay_samples))
+        return self.workers * min(self.shared_bytes, self.bytes_per_sample * each)
 
 
 def copying_of(use: MemoryUse) -> Copying | None:
-    """Estimate what workers copy; None if they copy nothing, or were read too seldom.
+    """Estimate what workers copy; None if they copy nothing, or were read too seldom."""
+    readings = [
+        PagesRead(
+            one.samples,
+            [*zip(one.worker_private_bytes, one.worker_shared_bytes, strict=True)],
+        )
+        for one in use.readings
+        if one.worker_shared_bytes
+    ]
+    return copying_between(readings)
+
+
+def copying_between(readings: Sequence[PagesRead]) -> Copying | None:
+    """Estimate what workers copy, and how it slows down; None if they copy nothing.
 
     Only shared memory that becomes private counts: what a worker allocates itself, such as a cache,
-    is another growth. The first third of the readings is left out, in which a worker writes to
-    pages that every process needs.
-    """
-    known = [reading for reading in use.readings if reading.worker_shared_bytes]
-    if len(known) < _LEAST_READINGS:
-        return None
-    first = known[int(len(known) * LEFT_OUT_SHARE)]
-    last = known[-1]
-    return copying_between(_pages(first), _pages(last), last.samples - first.samples, last.samples)
-
-
-def copying_between(
-    first: Sequence[Pages], last: Sequence[Pages], samples: int, all_samples: int
-) -> Copying | None:
-    """Estimate what workers copy from two readings; None if they copied nothing.
+    is another growth. Items read in order copy at a steady pace. Read in random order, they soon
+    fall into pages that are copied already, since a page holds dozens of objects: the pace then
+    falls exponentially, as its two halves show.
 
     Args:
-        first: Private and shared bytes of each worker at the first reading.
-        last: The same at the last one.
-        samples: Samples that they made in between, all workers together.
-        all_samples: Samples that they made since they started.
+        readings: At least three readings of the same workers, in the order of time.
     """
-    workers = len(last)
-    if samples <= 0 or not workers or len(first) != workers:
+    if len(readings) < _LEAST_READINGS:
         return None
-    grown = fmean(private for private, _ in last) - fmean(private for private, _ in first)
-    shared_bytes = fmean(shared for _, shared in last)
-    copied = min(grown, fmean(shared for _, shared in first) - shared_bytes)
+    first = readings[0]
+    last = readings[-1]
+    half = (first.samples + last.samples) / 2
+    middle = min(readings[1:-1], key=lambda one: abs(one.samples - half))
+    workers = len(last.pages)
+    is_same = workers == len(first.pages) == len(middle.pages)
+    if not workers or not is_same or not first.samples < middle.samples < last.samples:
+        return None
+    copied = _copied_bytes(first, last)
     if copied <= 0:
         return None
+
+    # Pace of both halves, per sample of a worker
+    early_samples = (middle.samples - first.samples) / workers
+    late_samples = (last.samples - middle.samples) / workers
+    early = _copied_bytes(first, middle) / early_samples
+    late = max(0.0, _copied_bytes(middle, last) / late_samples)
+    decay_samples = inf
+    if 0 < late < _STEADY * early:
+        decay_samples = (early_samples + late_samples) / 2 / log(early / late)
+        late *= exp(-late_samples / 2 / decay_samples)
     return Copying(
-        bytes_per_sample=copied * workers / samples,
-        private_bytes=fmean(private for private, _ in last),
-        shared_bytes=shared_bytes,
-        workers=workers,
-        samples=all_samples,
+        bytes_per_sample=late,
+        decay_samples=decay_samples,
         copied_bytes=copied,
+        private_bytes=fmean(private for private, _ in last.pages),
+        shared_bytes=fmean(shared for _, shared in last.pages),
+        workers=workers,
+        samples=last.samples,
     )
+
+
+def _copied_bytes(first: PagesRead, last: PagesRead) -> float:
+    """Return the mean shared bytes of a worker that became its own."""
+    grown = fmean(one for one, _ in last.pages) - fmean(one for one, _ in first.pages)
+    no_longer_shared = fmean(one for _, one in first.pages) - fmean(one for _, one in last.pages)
+    return min(grown, no_longer_shared)
 
 
 _LEAST_COPIED_BYTES = 2 * 2**20
@@ -115,19 +153,15 @@ def with_copies(memory: MemorySample, copying: Copying | None, window: Window) -
     """
     if copying is None or copying.copied_bytes < _LEAST_COPIED_BYTES:
         return memory
-    to_come_bytes = copying.workers * copying.shared_bytes
+    left_samples = inf
     if window.epoch_samples is not None:
-        to_come_bytes = copying.further_bytes(window.epoch_samples - copying.samples)
+        left_samples = window.epoch_samples - copying.samples
+    to_come_bytes = copying.further_bytes(left_samples)
     changes = {
         "peak_bytes": memory.peak_bytes + round(to_come_bytes),
         "to_come_bytes": round(to_come_bytes),
     }
     return memory.model_copy(update=changes)
-
-
-def _pages(reading: MemoryReading) -> list[Pages]:
-    pairs = zip(reading.worker_private_bytes, reading.worker_shared_bytes, strict=True)
-    return [*pairs]
 
 
 class KeptGraphs(NamedTuple):

@@ -545,7 +545,7 @@ def _measured_peak(record: TrialRecord) -> int | None:
 # states that a window lies in it.
 
 
-LEFT_OUT_SHARE = 1 / 3
+_LEFT_OUT_SHARE = 1 / 3
 """Share of a window at its start that does not count."""
 _FEWEST_STRETCHES = 4
 """Fewest stretches of a window: with fewer the interval is meaningless. At most as many as for its
@@ -578,7 +578,7 @@ def trend_of(points: Sequence[tuple[int, int]]) -> Trend | None:
         points: Batches, samples or steps so far and bytes held then, in the order of reading.
     """
     # Cut what follows the first third into stretches
-    kept = points[int(len(points) * LEFT_OUT_SHARE) :]
+    kept = points[int(len(points) * _LEFT_OUT_SHARE) :]
     stretches = min(BATCH_MEANS, len(kept) - 1)
     if stretches < _FEWEST_STRETCHES:
         return None

@@ -193,8 +193,13 @@ def measure(
             memory_watch.after(block)
             on_block(block)
 
+        def after_warm_up_block(block: Block) -> None:
+            if not memory_watch.has_read_in_warm_up:
+                memory_watch.read_pages(block.samples)
+            on_block(block)
+
         run.tokens = token_count(first.batch, first.samples)
-        warmed = warm_up(run, rules, first, on_block)
+        warmed = warm_up(run, rules, first, after_warm_up_block)
         # only retries in the window count: before it the allocator settles
         retries = device.alloc_retries()
         try:
@@ -212,9 +217,8 @@ def measure(
     found = conditions.stop()
     ineffective = () if ddp is None else without_effect_here(ddp)
     window_samples = sum(block.samples for block in window.blocks)
-    warm_up_samples = window.warm_up_batches * first.samples
-    copying = memory_watch.copied(warm_up_samples + window_samples)
-    memory = with_copies(device.peak_memory(retries), copying, window)
+    memory_watch.read_pages(window.warm_up_batches * first.samples + window_samples)
+    memory = with_copies(device.peak_memory(retries), memory_watch.copied(), window)
     spread = assumed_variation(device.kind).of([window.is_held_by_device])
     throughput = with_run_variation(window_rate(window, rules), spread)
     disturbances = () if found is None else notes_on(found)
