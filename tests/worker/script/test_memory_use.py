@@ -33,6 +33,7 @@ def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
     monkeypatch.setattr(device, "_PROC", tmp_path)
     monkeypatch.setattr(memory_use, "_LEAST_GAP_S", 0.0)
     monkeypatch.setattr(memory_use, "_MOST_OF_TIME", float("inf"))
+    monkeypatch.setattr(memory_use, "_MOST_AT_FIRST", float("inf"))
 
     def write(pid: int | str, *, private: int, anonymous: int) -> None:
         folder = tmp_path / str(pid)
