@@ -24,6 +24,7 @@ from autotune.diagnosis.hot_lines import (
     hottest_script_line,
     hottest_wait,
 )
+from autotune.diagnosis.memory_use import memory_warnings
 from autotune.diagnosis.parts import findings_of_parts, notes_on_parts, remedies_of_parts
 from autotune.diagnosis.run_shares import loop_fraction, run_shares, whole_run_gain
 from autotune.messages import diagnosis as messages
@@ -774,6 +775,7 @@ def _notes(evidence: Evidence) -> Iterator[Note]:
     if load is not None:
         yield load
     limits = MemoryLimits.on(evidence.environment, evidence.limit_bytes)
+    yield from memory_warnings(evidence)
     yield from growth_notes([evidence.measurement], limits, "baseline")
     yield from evidence.measurement.notes
     yield from evidence.curves.notes

@@ -447,6 +447,122 @@ def one_thread_per_worker(
 
 
 @_advice
+def keep_workers(
+    settings: Mapping[str, object],
+    restart_s: float,
+    epoch_s: float,
+    gain_low: float,
+    gain_high: float,
+    has_set_epoch: bool,
+) -> tuple[str, str]:
+    text = f"{_set(settings)}: workers start once, not in each epoch"
+    if has_set_epoch:
+        text += "; workers then miss the dataset's set_epoch"
+    return text, (
+        f"{format_short_time(restart_s)} of each epoch of {format_short_time(epoch_s)} pass before "
+        f"its first batch; {_gain_interval(gain_low, gain_high)}"
+    )
+
+
+@_advice
+def pickle_less(
+    method: str, workers: int, pickle_s: float, pickled_bytes: int, is_each_epoch: bool
+) -> tuple[str, str]:
+    often = "in each epoch" if is_each_epoch else "before the first batch"
+    return (
+        "Let the dataset pickle as a file name (a memory-mapped array that each worker opens "
+        "itself), or start workers by fork if no other thread and no CUDA call came before"
+    ), (
+        f"{method} pickles {format_bytes(pickled_bytes)} for each of {format_count(workers, 'worker')} "
+        f"{often}, {format_short_time(pickle_s)} each; reading it in the worker comes on top"
+    )
+
+
+@_advice
+def prepare_workers_less(workers: int, prepare_s: float) -> tuple[str, str]:
+    return (
+        "Prepare once in the training process, before the workers start, what each worker "
+        "imports or reads before its first batch"
+    ), (
+        f"{format_short_time(prepare_s)} pass from the start of "
+        f"{format_count(workers, 'worker')} to the first batch"
+    )
+
+
+@_advice
+def release_cores(cores: int, start_cores: int, pinned_by: str) -> tuple[str, str]:
+    if "=" in pinned_by:
+        text = (
+            f"Unset {pinned_by.partition('=')[0]}, or call os.sched_setaffinity(0, cores) with all "
+            f"{start_cores} cores in worker_init_fn"
+        )
+    else:
+        where = f" at {pinned_by}" if pinned_by else ", or after the import that narrows it,"
+        text = (
+            f"Remove the binding to {format_count(cores, 'core')}{where} or call "
+            f"os.sched_setaffinity(0, cores) with all {start_cores} cores after it, and in "
+            "worker_init_fn"
+        )
+    return text, f"{cores} of {start_cores} cores may be used while the script trains"
+
+
+@_advice
+def pass_slurm_grant(cores: int, granted_cores: int, grant_source: str) -> tuple[str, str]:
+    return (
+        f"Start the step with srun --cpus-per-task={granted_cores} (since SLURM 22.05 srun does not "
+        "take it from sbatch; or set SRUN_CPUS_PER_TASK)"
+    ), f"{grant_source} is {granted_cores}, but the process may use {format_count(cores, 'core')}"
+
+
+@_advice
+def ask_for_cores(
+    limit: Literal["quota", "slurm", "affinity"], cores: float, wanted_cores: int
+) -> tuple[str, str]:
+    how = {
+        "quota": f"Raise the container's CPU limit to {wanted_cores} cores (docker --cpus, Kubernetes limits)",
+        "slurm": f"Ask SLURM for --cpus-per-task={wanted_cores}",
+        "affinity": f"Start the job on {wanted_cores} cores (taskset, cpuset, the launcher's binding)",
+    }
+    return how[limit], f"an item's CPU time and the device's ceiling need more than {cores:g} cores"
+
+
+@_advice
+def store_index_compactly(
+    further_bytes: float, workers: int, fewer_workers: int
+) -> tuple[str, str]:
+    text = (
+        "Keep the dataset's index in NumPy arrays, in bytes or in a memory map instead of lists "
+        "and dicts of Python objects"
+    )
+    if fewer_workers < workers:
+        text += f"; until then use {format_count(fewer_workers, 'worker')}"
+    return text, (
+        f"{format_count(workers, 'worker')} would copy up to {format_bytes(further_bytes)} more of "
+        "the training process's memory"
+    )
+
+
+@_advice
+def detach_kept_tensors(variable: str, nodes_per_step: float) -> tuple[str, str]:
+    kept = f"`{variable}`" if variable else "a variable"
+    return (
+        f"Add loss.item() or loss.detach() to {kept}, not the loss itself: the graph of each step "
+        "is then released"
+    ), f"{nodes_per_step:.3g} nodes of autograd graphs more with each step"
+
+
+@_advice
+def validate_with_less_memory(training_bytes: int, validation_bytes: int) -> tuple[str, str]:
+    return (
+        "Validate in torch.inference_mode() with a smaller batch, and reduce outputs batch by "
+        "batch instead of collecting them"
+    ), (
+        f"peak memory of {format_bytes(validation_bytes)} in validation, "
+        f"{format_bytes(training_bytes)} in training"
+    )
+
+
+@_advice
 def cache_items(
     items: int, item_bytes: float, free_bytes: int, collate_s: float
 ) -> tuple[str, str]:

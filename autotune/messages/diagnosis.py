@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 from autotune.messages import message
 from autotune.messages.units import (
     MODES,
     format_bytes,
+    format_count,
+    format_duration,
     format_fraction,
     format_mean_count,
     format_short_time,
@@ -598,3 +600,150 @@ def shared_machine_evidence(ranks: int, cores: int | None, reached_fraction: flo
 
 def _slower(reached_fraction: float) -> str:
     return f"alone, a rank's device reaches {format_fraction(reached_fraction)} of the throughput of a single device"
+
+
+# Memory that is still to come
+
+
+@message
+def memory_copied_by_workers(
+    workers: int,
+    bytes_per_sample: float,
+    copied_bytes: float,
+    further_bytes: float,
+    left_bytes: float | None,
+    by: Literal["epoch", "end"],
+    is_beyond_limit: bool,
+    full_after_s: float | None,
+) -> str:
+    until = "by the end of the epoch" if by == "epoch" else "as training goes on"
+    each = "the worker" if workers == 1 else f"each of {workers} workers"
+    text = (
+        f"Host memory grows with the samples read: {each} copies the pages of the dataset's Python "
+        f"objects as it reads them, {format_bytes(copied_bytes)} while it was watched, now "
+        f"{format_bytes(bytes_per_sample)} a sample; up to {format_bytes(further_bytes)} more {until}"
+    )
+    if is_beyond_limit and left_bytes is not None:
+        text += f". Only {format_bytes(left_bytes)} are left"
+        if full_after_s is not None:
+            text += f": memory is full after {format_duration(full_after_s)}"
+    elif left_bytes is not None:
+        text += f"; {format_bytes(left_bytes)} are left"
+    return f"{text}."
+
+
+@message
+def graphs_kept(
+    variable: str,
+    place: str,
+    nodes_per_step: float,
+    bytes_per_step: float,
+    is_on_device: bool,
+    is_beyond_limit: bool,
+    full_after_s: float | None,
+) -> str:
+    holder = "The script" if not variable else f"`{variable}`"
+    if place:
+        holder += f" ({place})"
+    text = (
+        f"{holder} keeps the autograd graph of every step: {nodes_per_step:.3g} nodes more a step"
+    )
+    if bytes_per_step > 0:
+        memory = "device memory" if is_on_device else "host memory"
+        text += f"; {memory} grows by {format_bytes(bytes_per_step)} a step"
+    if is_beyond_limit and full_after_s is not None:
+        text += f", and is full after {format_duration(full_after_s)}"
+    return f"{text}."
+
+
+@message
+def validation_takes_more_memory(
+    training_bytes: int, validation_bytes: int, is_on_device: bool, is_beyond_limit: bool
+) -> str:
+    memory = "device memory" if is_on_device else "memory of the process"
+    text = (
+        f"Validation takes more {memory} than training: a peak of {format_bytes(validation_bytes)} "
+        f"against {format_bytes(training_bytes)}"
+    )
+    if is_beyond_limit:
+        text += ", above the memory limit"
+    return f"{text}."
+
+
+@message
+def growth_not_excluded(reason: str) -> str:
+    return f"Memory that grows in loader workers is not excluded: {reason}."
+
+
+# Start of loader workers
+
+
+@message
+def worker_start_evidence(
+    restart_s: float,
+    epoch_s: float | None,
+    method: str,
+    workers: int,
+    start_s: float,
+    prepare_s: float,
+    pickle_s: float | None,
+    pickled_bytes: int | None,
+) -> str:
+    begins = "the first batch comes after"
+    if epoch_s is not None:
+        begins = f"each epoch of {format_short_time(epoch_s)} begins with"
+    text = f"{begins} {format_short_time(restart_s)}: {format_count(workers, 'worker')} start"
+    text += "s" if workers == 1 else " one after the other"
+    text += f" in {format_short_time(start_s)} ({method})"
+    if pickle_s is not None and pickled_bytes is not None:
+        text += (
+            f", the dataset is pickled in {format_short_time(pickle_s)} into "
+            f"{format_bytes(pickled_bytes)} for each"
+        )
+    if prepare_s > 0:
+        text += (
+            f"; {format_short_time(prepare_s)} pass until the first batch (imports, "
+            "worker_init_fn, what the dataset reads first)"
+        )
+    return text
+
+
+# Cores that can't be used
+
+
+@message
+def process_cores_evidence(cores: int, start_cores: int, pinned_by: str) -> str:
+    text = f"after its start the script was bound to {cores} of the {start_cores} cores that it could use"
+    return f"{text} ({pinned_by})" if pinned_by else text
+
+
+@message
+def worker_cores_evidence(cores: int, start_cores: int, num_workers: int, pinned_by: str) -> str:
+    text = (
+        f"{format_count(num_workers, 'loader worker')} may use {format_count(cores, 'core')} of "
+        f"{start_cores}: workers inherit the cores of the thread that starts them"
+    )
+    return f"{text} ({pinned_by})" if pinned_by else text
+
+
+@message
+def granted_cores_evidence(cores: int, granted_cores: int, grant_source: str) -> str:
+    return (
+        f"the process may use {format_count(cores, 'core')}, but SLURM granted {granted_cores} "
+        f"({grant_source})"
+    )
+
+
+@message
+def machine_cores_evidence(
+    cores: float,
+    machine_cores: int,
+    limit: Literal["quota", "slurm", "affinity"],
+    grant_source: str,
+) -> str:
+    by = {
+        "quota": "by the control group's CPU quota",
+        "slurm": f"by SLURM's grant ({grant_source})",
+        "affinity": "by the affinity that it was started with",
+    }
+    return f"the job may use {cores:g} of the machine's {machine_cores} cores, {by[limit]}"

@@ -554,13 +554,28 @@ Kind = Literal["host", "device"]
 Whose = Literal["baseline", "recommended"]
 
 
-def growth_of(kind: Kind, points: Sequence[tuple[int, int]], seconds: float) -> MemoryGrowth | None:
-    """Estimate memory growth over a window; None if there are too few points.
+class Trend(NamedTuple):
+    """Growth of memory over the readings without their first third."""
+
+    bytes_per_count: float
+    """Mean growth per batch, sample or step, whatever the readings count."""
+    half_width: float
+    """Half of its 95 % interval."""
+    counts: int
+    """Batches, samples or steps observed."""
+    last_bytes: int
+
+    @property
+    def low(self) -> float:
+        """Lower end of the interval, in bytes per count."""
+        return self.bytes_per_count - self.half_width
+
+
+def trend_of(points: Sequence[tuple[int, int]]) -> Trend | None:
+    """Estimate how memory grows with what the readings count; None if there are too few.
 
     Args:
-        kind: Host or device memory.
-        points: Batches so far and bytes held then, in the order of reading.
-        seconds: Time from the first point to the last.
+        points: Batches, samples or steps so far and bytes held then, in the order of reading.
     """
     # Cut what follows the first third into stretches
     kept = points[int(len(points) * _LEFT_OUT_SHARE) :]
@@ -569,20 +584,38 @@ def growth_of(kind: Kind, points: Sequence[tuple[int, int]], seconds: float) -> 
         return None
     edges = [kept[round(place * (len(kept) - 1) / stretches)] for place in range(stretches + 1)]
 
-    # Growth per batch in each of them
+    # Growth per count in each of them
     rates = [
         (later[1] - earlier[1]) / max(1, later[0] - earlier[0])
         for earlier, later in pairwise(edges)
     ]
-    batches = edges[-1][0] - edges[0][0]
+    return Trend(
+        bytes_per_count=fmean(rates),
+        half_width=t_95(stretches - 1) * stdev(rates) / sqrt(stretches),
+        counts=edges[-1][0] - edges[0][0],
+        last_bytes=edges[-1][1],
+    )
+
+
+def growth_of(kind: Kind, points: Sequence[tuple[int, int]], seconds: float) -> MemoryGrowth | None:
+    """Estimate memory growth over a window; None if there are too few points.
+
+    Args:
+        kind: Host or device memory.
+        points: Batches so far and bytes held then, in the order of reading.
+        seconds: Time from the first point to the last.
+    """
+    trend = trend_of(points)
+    if trend is None:
+        return None
     all_batches = points[-1][0] - points[0][0]
     return MemoryGrowth(
         kind=kind,
-        bytes_per_batch=fmean(rates),
-        half_width=t_95(stretches - 1) * stdev(rates) / sqrt(stretches),
-        batches=batches,
-        seconds=seconds * batches / max(1, all_batches),
-        last_bytes=edges[-1][1],
+        bytes_per_batch=trend.bytes_per_count,
+        half_width=trend.half_width,
+        batches=trend.counts,
+        seconds=seconds * trend.counts / max(1, all_batches),
+        last_bytes=trend.last_bytes,
     )
 
 

@@ -356,6 +356,13 @@ def memory_fault(measurement: Measurement, limit_bytes: int) -> str | None:
     """
     limit = _mib(limit_bytes)
     peak = _mib(measurement.peak_memory_bytes)
+    to_come_bytes = measurement.memory.to_come_bytes
+    if measurement.peak_memory_bytes > limit_bytes and to_come_bytes > 0:
+        return (
+            f"peak memory must stay within {limit}, but would reach {peak} by the end of the epoch: "
+            f"loader workers still copy {_mib(to_come_bytes)} of the dataset's Python objects; keep "
+            "those in NumPy arrays, or take fewer workers"
+        )
     if measurement.peak_memory_bytes > limit_bytes:
         return f"peak memory must stay within {limit}, but was {peak}"
     if measurement.memory.is_thrashing:

@@ -819,6 +819,9 @@ class MemorySample(FrozenModel):
     """Peak that is compared with the limit."""
     source: str
     """Source, such as "max reserved + outside torch" or "PSS of the process tree"."""
+    to_come_bytes: int = 0
+    """Part of the peak that was not reached yet: what loader workers will still copy of this
+    process's memory, by the growth that was measured. 0 if the limit is not on RAM."""
     reserved_bytes: int | None = None
     """Peak that torch's allocator reserved, on an accelerator."""
     outside_bytes: int | None = None

@@ -98,6 +98,46 @@ class WorkerStart(FrozenModel):
     """Seconds of pickling for one worker; None for fork."""
 
 
+class MemoryReading(FrozenModel):
+    """Memory of the training process and of its loader workers at one moment of a run."""
+
+    steps: int
+    """Optimizer steps so far."""
+    samples: int
+    """Samples that the loader delivered so far in this epoch."""
+    process_bytes: int | None = None
+    """Anonymous memory of the training process: its heap, without files and shared memory; None if
+    the system does not report it."""
+    device_bytes: int | None = None
+    """Memory of tensors in torch's allocator, all devices together; None without one."""
+    worker_private_bytes: tuple[int, ...] = ()
+    """Memory of each loader worker that it shares with no other process; () without workers, or if
+    the system does not report it."""
+    worker_shared_bytes: tuple[int, ...] = ()
+    """Anonymous memory that each of them still shares with the process that forked it: the most
+    that copy on write can still add."""
+    graph_nodes: int | None = None
+    """Nodes of autograd graphs that living tensors hold after a step; None if not counted."""
+
+
+class MemoryUse(FrozenModel):
+    """Memory over a watched run: how it grew, and whether validation takes more than training."""
+
+    readings: tuple[MemoryReading, ...] = ()
+    """In the order of time, all of the same worker processes."""
+    missing: str = ""
+    """Reason why memory was not read, or not in the workers; empty if it was."""
+    kept_graph: str = ""
+    """Variable of the script that holds the largest graph, such as "total"; empty if unknown."""
+    kept_graph_place: str = ""
+    """File and line of the script where it was found, such as "train.py:41"; empty if unknown."""
+    training_peak_bytes: int | None = None
+    """Peak memory before the first validation after training had begun: of the device's tensors, on
+    a CPU of the process; None if none was observed."""
+    validation_peak_bytes: int | None = None
+    """Peak with validations; more than the other one only if a validation reached it."""
+
+
 class Modes(FrozenModel):
     """Modes and grants of the process, read while the script trained."""
 
@@ -123,6 +163,19 @@ class Modes(FrozenModel):
     """The same of the loader worker that may use the fewest; None without workers."""
     machine_cores: int | None = None
     """Cores that this machine has online."""
+    start_cores: int | None = None
+    """Cores that the process might use when it started; if autotune bound it later, those cores."""
+    thread_cores: int | None = None
+    """Cores that any thread of the process may use."""
+    quota_cores: float | None = None
+    """Cores' worth of CPU time that the control groups allow; None without a limit."""
+    granted_cores: int | None = None
+    """Cores that SLURM granted to a task; None outside of SLURM."""
+    grant_source: str = ""
+    """Variable that holds the grant, such as SLURM_CPUS_PER_TASK."""
+    pinned_by: str = ""
+    """File and line that called os.sched_setaffinity after the start, or the variable by which
+    OpenMP binds threads, such as OMP_PROC_BIND=true; empty if unknown."""
 
 
 class Exchange(FrozenModel):
@@ -170,6 +223,7 @@ class WatchedRun(FrozenModel):
     training."""
     exchange: Exchange | None = None
     """None without DistributedDataParallel."""
+    memory: MemoryUse = MemoryUse()
     stacks: Stacks | None = None
     """Sampled stacks of the last seconds; None if there are none."""
     stacks_missing: str = ""

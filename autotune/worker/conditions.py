@@ -23,6 +23,7 @@ import torch
 
 from autotune.apply.cores import cgroup_folders, cpu_quota, usable_cores
 from autotune.models.group import merged_conditions
+from autotune.models.growing_memory import Copying, PagesRead, copying_between
 from autotune.models.memory import growth_of
 from autotune.records.measurement import (
     GPM_SOURCE,
@@ -37,7 +38,7 @@ from autotune.records.measurement import (
     ThrottleReason,
 )
 from autotune.worker import nvml
-from autotune.worker.device import Device, process_tree, tf32_overrides
+from autotune.worker.device import Device, pages_of, process_tree, tf32_overrides
 from autotune.worker.nvml import (
     GPM_LEAST_S,
     THROTTLE_COUNTERS,
@@ -62,8 +63,12 @@ def open_memory_watch(device: Device) -> Iterator[MemoryWatch]:
     """
     watch = MemoryWatch(device)
     try:
-        for process in process_tree():
+        own, *workers = process_tree()
+        for process in (own, *workers):
             watch.statm.append(os.open(f"/proc/{process.pid}/statm", os.O_RDONLY))
+        if not device.has_own_memory:
+            watch.workers = [worker.pid for worker in workers]
+            watch.read_pages(0)
     except (OSError, psutil.Error):  # the system has no such files, or a process has ended
         watch.leave_host()
     try:
@@ -88,6 +93,9 @@ class MemoryWatch:
     open: opening, reading and closing each file takes nine system calls instead of one, and over
     ten times as long. Each call releases the GIL, which a pin-memory thread may then keep from the
     training loop."""
+    workers: list[int] = field(default_factory=list)
+    """Process ids of the loader workers; [] if the limit is not on RAM, or if one is gone."""
+    _pages: list[PagesRead] = field(default_factory=list)
     _on_host: list[tuple[int, int]] = field(default_factory=list)
     """Batches so far and bytes in use after each block."""
     _on_device: list[tuple[int, int]] = field(default_factory=list)
@@ -118,6 +126,31 @@ class MemoryWatch:
             growth_of("device", self._on_device, passed_s),
         )
         return tuple(filter(None, found))
+
+    @property
+    def has_read_in_warm_up(self) -> bool:
+        """True once pages were read after the watch was opened."""
+        return len(self._pages) > 1
+
+    def read_pages(self, samples: int) -> None:
+        """Read which pages the workers have copied. It takes milliseconds: never call it in a window.
+
+        Args:
+            samples: Samples since the watch was opened.
+        """
+        if not self.workers:
+            return
+        pages = [pages_of(pid) for pid in self.workers]
+        known = [one for one in pages if one is not None]
+        if len(known) < len(pages):  # a worker has ended, or the system does not report it
+            self.workers.clear()
+            self._pages.clear()
+            return
+        self._pages.append(PagesRead(samples, known))
+
+    def copied(self) -> Copying | None:
+        """Return what the workers have copied of this process's memory; None if unknown or nothing."""
+        return copying_between(self._pages)
 
     def leave_host(self) -> None:
         """Close the counters of processes; host memory is no longer read."""

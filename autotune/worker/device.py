@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -28,6 +28,8 @@ from autotune.messages.trials import torch_without_cuda
 from autotune.note import Note
 from autotune.records.measurement import MemorySample
 from autotune.worker import nvml
+
+_PROC = Path("/proc")
 
 # The machine: RAM, processor flags, bytes read from disks, peak memory of a process tree.
 
@@ -91,6 +93,41 @@ def tree_peak() -> tuple[int, str]:
             total += int(getattr(full, "pss", full.uss)) + _above_present_bytes(process.pid)
     kind = "PSS" if sys.platform == "linux" else "USS"
     return total, f"{kind} of the process tree"
+
+
+def pages_of(pid: int | str) -> tuple[int, int] | None:
+    """Return a process's private bytes, and the anonymous bytes that it shares with others.
+
+    Source: man 5 proc, /proc/pid/smaps_rollup. None if the system does not report them, or the
+    process has ended.
+    """
+    values = _rollup(pid)
+    try:
+        private = values["Private_Dirty"] + values["Private_Clean"]
+        return private, max(0, values["Anonymous"] - private)
+    except KeyError:
+        return None
+
+
+def anonymous_bytes(pid: int | str) -> int | None:
+    """Return the anonymous memory of a process, shared or not; None if the system does not report it.
+
+    The private memory of a process that has forked grows as its children copy pages: it is no sign
+    of growth there.
+    """
+    return _rollup(pid).get("Anonymous")
+
+
+def _rollup(pid: int | str) -> Mapping[str, int]:
+    """Return the bytes of /proc/pid/smaps_rollup by name; none if it can't be read."""
+    found = dict[str, int]()
+    with suppress(OSError, ValueError):
+        for line in (_PROC / str(pid) / "smaps_rollup").read_text().splitlines():
+            name, _, value = line.partition(":")
+            number, _, unit = value.strip().partition(" ")
+            if unit == "kB":
+                found[name] = int(number) * 1024
+    return found
 
 
 def process_tree() -> list[psutil.Process]:

@@ -20,6 +20,7 @@ from autotune.config.plan import Workload
 from autotune.config.training_config import TrainingConfig
 from autotune.errors import RunFolderError
 from autotune.models.evidence import assumed_variation, with_run_variation
+from autotune.models.growing_memory import with_copies
 from autotune.models.statistics import wait_fraction, window_rate
 from autotune.policy import WindowRules
 from autotune.protocol.disk import read_model, write_model
@@ -192,8 +193,13 @@ def measure(
             memory_watch.after(block)
             on_block(block)
 
+        def after_warm_up_block(block: Block) -> None:
+            if not memory_watch.has_read_in_warm_up:
+                memory_watch.read_pages(block.samples)
+            on_block(block)
+
         run.tokens = token_count(first.batch, first.samples)
-        warmed = warm_up(run, rules, first, on_block)
+        warmed = warm_up(run, rules, first, after_warm_up_block)
         # only retries in the window count: before it the allocator settles
         retries = device.alloc_retries()
         try:
@@ -210,7 +216,9 @@ def measure(
     busy_readings, fullness = busy.stop(waited)
     found = conditions.stop()
     ineffective = () if ddp is None else without_effect_here(ddp)
-    memory = device.peak_memory(retries)
+    window_samples = sum(block.samples for block in window.blocks)
+    memory_watch.read_pages(window.warm_up_batches * first.samples + window_samples)
+    memory = with_copies(device.peak_memory(retries), memory_watch.copied(), window)
     spread = assumed_variation(device.kind).of([window.is_held_by_device])
     throughput = with_run_variation(window_rate(window, rules), spread)
     disturbances = () if found is None else notes_on(found)

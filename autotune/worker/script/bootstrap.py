@@ -16,6 +16,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from autotune.protocol.attach import ATTACH_VARIABLE
+from autotune.worker.script.cores import remember_start
 from autotune.worker.script.patching import after_import
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def begin() -> None:
 
                 allow_reading(attached["sampled_by"])
             return
+    remember_start()
     after_import("torch", lambda _: _attach(attached))
 
 
@@ -58,6 +60,7 @@ def open_session(
     from autotune.worker.script.session import Session, doer_of
     from autotune.worker.script.watch import Watch
 
+    remember_start()
     protect_torch()
     overrides = overrides_of(job)
     overrides.in_process()
