@@ -613,7 +613,7 @@ def remove_padding(evidence: Evidence) -> Iterator[Advice]:
                 gain_low=times.low - 1,
                 gain_high=times.high - 1,
             )
-            yield advise(words, present, present * times.expected)
+            yield advise(words, present, present * times.expected, is_fault=True)
 
 
 def loader_without(evidence: Evidence, costs: LoaderCosts, item_fraction: float) -> float:
@@ -854,7 +854,8 @@ def _locks(evidence: Evidence, costs: LoaderCosts, causes: LoaderCauses) -> Iter
     is_short_of_cores = load is not None and load.is_loaded
     is_short_of_cores &= costs.waiting_fraction <= _WAITING_FRACTION
     cores = evidence.environment.cores
-    alone = 1.0 / (_making_s(evidence, costs) + _transfer_of_sample_s(evidence, costs))
+    # One process on a free core
+    alone = 1.0 / max(_making_s(evidence, costs) - costs.item_delayed_s, 1e-9)
     rates = dict[int, float]()
     if evidence.config.num_workers:
         rates[evidence.config.num_workers] = loader_ceiling(evidence)
