@@ -73,27 +73,42 @@ LEAST_GAIN = 0.03
 
 
 def advise(
-    words: AdviceText, present: float, expected: float | None, *, is_fault: bool = False
+    words: AdviceText,
+    present: float,
+    expected: float | None,
+    *,
+    is_fault: bool = False,
+    against: Bottleneck | None = None,
 ) -> Advice:
-    """Return advice with its expected gain.
+    """Return advice with its expected gain, and the interval if the words have it.
 
     Args:
         words: The advice and its basis.
         present: Present throughput in samples per second.
         expected: Expected throughput in samples per second; None if it can't be estimated.
         is_fault: It removes a fault, under which all settings were measured.
+        against: The bottleneck that it is against, if only one.
     """
     figures = dict(words.note.figures)
     settings = cast("dict[str, object]", figures.pop("settings", {}))
+    low = cast("float | None", figures.get("gain_low"))
+    high = cast("float | None", figures.get("gain_high"))
+    gain = None if expected is None else expected / present - 1.0
+    interval = None
+    if gain is not None and low is not None and high is not None:
+        interval = Interval(value=gain, low=low, high=high)
     return Advice(
         kind=words.note.code,
         figures=figures,
         settings=settings,
         expected_samples_per_s=expected,
-        expected_gain=None if expected is None else expected / present - 1.0,
+        expected_gain=gain,
+        gain_interval=interval,
         text=words.note.text,
         basis=words.basis,
         is_fault=is_fault,
+        against=against,
+        place=str(figures.get("place") or ""),
     )
 
 
@@ -511,7 +526,9 @@ def undo_modes(evidence: Evidence) -> Iterator[Advice]:
             gain_low=times.low - 1,
             gain_high=times.high - 1,
         )
-        yield advise(words, run.samples_per_s, times.expected * run.samples_per_s, is_fault=True)
+        against: Bottleneck = "denormals" if switch.name == "denormals" else "debugging"
+        expected = times.expected * run.samples_per_s
+        yield advise(words, run.samples_per_s, expected, is_fault=True, against=against)
 
     # Modes that were not compared.
     compared = {switch.name for switch in run.switches}
@@ -531,16 +548,16 @@ def undo_modes(evidence: Evidence) -> Iterator[Advice]:
                 gain_low=None,
                 gain_high=None,
             )
-            yield advise(words, run.samples_per_s, None, is_fault=True)
+            yield advise(words, run.samples_per_s, None, is_fault=True, against="debugging")
     for variable, value in modes.variables.items():
         words = messages.unset_variable(name=variable, value=value)
-        yield advise(words, run.samples_per_s, None, is_fault=True)
+        yield advise(words, run.samples_per_s, None, is_fault=True, against="debugging")
     is_benchmarking = modes.is_cudnn_benchmark or evidence.config.cudnn_benchmark
     has_cudnn = evidence.environment.device_kind == "cuda"
     if has_cudnn and is_benchmarking and evidence.facts.has_fixed_shapes is False:
         settings = {"cudnn_benchmark": False} if evidence.config.cudnn_benchmark else {}
         words = messages.stop_benchmarking(settings=settings)
-        yield advise(words, run.samples_per_s, None, is_fault=True)
+        yield advise(words, run.samples_per_s, None, is_fault=True, against="debugging")
 
 
 def is_slower(switch: SwitchGain) -> bool:
@@ -677,13 +694,15 @@ def list_loader_faults(evidence: Evidence, findings: Sequence[Finding]) -> Itera
     found = {finding.bottleneck for finding in findings}
     costs = evidence.measurement.loader_costs
     if "repeats" in found:
-        yield _shard_repeated(evidence)
+        yield from _against("repeats", [_shard_repeated(evidence)])
     if costs is None or costs.causes is None or not found & {*_FOR_LOADER, "restart"}:
         return
     if loader_ceiling(evidence) == inf:
         return
     for check in (_sampler, _collate, _single_items, _whole_files, _locks, _few_shards):
-        yield from check(evidence, costs, costs.causes)
+        advice = check(evidence, costs, costs.causes)
+        of_loader = [one.bottleneck for one in findings if one.bottleneck in _FOR_LOADER]
+        yield from _against(of_loader[0] if of_loader else "restart", advice)
 
 
 def _shard_repeated(evidence: Evidence) -> Advice:
@@ -940,11 +959,17 @@ def list_remedies(
         code = finding.bottleneck
         if code in _FOR_LOADER:
             if is_data_bound and costs is not None:
-                yield from _FOR_LOADER[code](evidence, costs)
+                yield from _against(code, _FOR_LOADER[code](evidence, costs))
         elif code in _FOR_THE_REST and (code != "compute" or finding is findings[0]):
-            yield from _FOR_THE_REST[code](evidence, finding)
-    yield from remove_padding(evidence)
+            yield from _against(code, _FOR_THE_REST[code](evidence, finding))
+    yield from _against("compute", remove_padding(evidence))
     yield from _fewer_syncs(evidence)
+
+
+def _against(bottleneck: Bottleneck, advice: Iterable[Advice]) -> Iterator[Advice]:
+    """Yield advice that is against a bottleneck."""
+    for piece in advice:
+        yield piece.model_copy(update={"against": bottleneck})
 
 
 def exchange_fraction(evidence: Evidence) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from math import isinf
 from typing import Any
 
 import numpy as np
@@ -24,9 +25,11 @@ from autotune.diagnosis.hot_lines import (
     hottest_script_line,
     hottest_wait,
 )
-from autotune.diagnosis.memory_use import memory_warnings
+from autotune.diagnosis.memory_use import memory_remedies, memory_warnings
 from autotune.diagnosis.parts import findings_of_parts, notes_on_parts, remedies_of_parts
 from autotune.diagnosis.run_shares import loop_fraction, run_shares, whole_run_gain
+from autotune.diagnosis.usable_cores import cores_finding, cores_remedies
+from autotune.diagnosis.worker_starts import restart_finding, start_remedies
 from autotune.messages import diagnosis as messages
 from autotune.models.forecast import (
     advisable_points,
@@ -487,7 +490,13 @@ def judge(
     )
     of_step = _without_known_parts(evidence, shares)
     in_loop = find_bottlenecks(of_step)
-    given = (*rank_advice(of_step, in_loop), *remedies_of_parts(evidence.watched, shares))
+    given = (
+        *rank_advice(of_step, in_loop),
+        *remedies_of_parts(evidence.watched, shares),
+        *start_remedies(evidence),
+        *cores_remedies(evidence),
+        *memory_remedies(evidence),
+    )
     advice = _ranked(given, evidence, shares)
     findings = _of_run(evidence, in_loop, shares, advice)
     headline = make_headline(evidence, findings, advice, shares)
@@ -502,6 +511,7 @@ def judge(
         findings=findings,
         advice=advice,
         evidence=evidence,
+        not_excluded=tuple(_not_excluded(evidence)),
         notes=(*notes, *notes_on_parts(evidence.watched), *_notes(evidence)),
         wall_s=wall_s,
         autotune_version=__version__,
@@ -569,7 +579,8 @@ def _ranked(
 
     Settings were measured under the faults: a step ten times as slow with anomaly detection shows
     little of what a larger batch gains without it. A small fault does not come before settings that
-    save more, except for a larger batch, which changes the training.
+    save more, except for a larger batch, which changes the training. Faults whose gain is unknown
+    come next: memory that grows, a mode that nothing can switch from outside.
     """
     of_run = [_gaining(piece, shares) for piece in advice]
     batch = evidence.config.micro_batch_size
@@ -580,10 +591,14 @@ def _ranked(
     ]
     least = _FAULT_OF_BEST * max(same_batch, default=0.0)
 
-    def order(piece: Advice) -> tuple[bool, float]:
-        gain = piece.expected_gain or 0.0
-        comes_first = piece.is_fault and gain >= _FAULT_FROM and _saved(piece) >= least
-        return not comes_first, -gain if comes_first else 0.0
+    def order(piece: Advice) -> tuple[int, float]:
+        gain = piece.expected_gain
+        if not piece.is_fault:
+            return 2, 0.0
+        if gain is None:
+            return 1, 0.0
+        comes_first = gain >= _FAULT_FROM and _saved(piece) >= least
+        return (0, -gain) if comes_first else (2, 0.0)
 
     return tuple(sorted(of_run, key=order))
 
@@ -617,10 +632,16 @@ def find_in_run(evidence: Evidence, shares: Sequence[RunShare]) -> Iterator[Find
     """Yield the bottlenecks of a run outside its steps."""
     if evidence.watched is None:
         return
+    cores = cores_finding(evidence)
+    if cores is not None:
+        yield cores
     yield from _exchange(evidence.watched, exchange_fraction(evidence))
     for share in shares:
         bottleneck = _OF_PART.get(share.part)
-        if bottleneck is not None:
+        restart = restart_finding(evidence) if bottleneck == "restart" else None
+        if restart is not None:
+            yield restart.model_copy(update={"share": share.fraction})
+        elif bottleneck is not None:
             words = messages.part_evidence(
                 share=share.fraction, period=share.period, place=share.place
             )
@@ -724,20 +745,30 @@ def make_headline(
         head = messages.largest_share(
             part=part.part, share=part.fraction, period=part.period, place=part.place
         )
+    if advice and advice[0].is_fault:
+        warnings = [] if advice[0].against else memory_warnings(evidence)
+        return warnings[0] if warnings else head, _remedy_of(evidence, advice[0])
     for piece in advice:
-        if piece.is_fault and piece.against == first.bottleneck:
-            gain = piece.gain_interval
-            return head, messages.remedy_expected(
-                remedy=piece.text,
-                gain=piece.expected_gain,
-                low=None if gain is None else gain.low,
-                high=None if gain is None else gain.high,
-            )
         if piece.settings and piece.expected_gain is not None:
             return head, _headline_of(evidence, piece, piece.expected_gain)
     if has_others:
         return head, messages.no_setting_helps(least_gain=LEAST_GAIN)
     return head, messages.others_not_measured()
+
+
+def _remedy_of(evidence: Evidence, piece: Advice) -> Note:
+    """Return the remedy of a fault; without its gain if other programs disturbed the measurement."""
+    load = evidence.measurement.host_load
+    if load is not None and load.is_loaded:
+        return messages.remedy_expected(remedy=piece.text, gain=None)
+    interval = piece.gain_interval
+    high = None if interval is None or isinf(interval.high) else interval.high
+    return messages.remedy_expected(
+        remedy=piece.text,
+        gain=piece.expected_gain,
+        low=None if interval is None else interval.low,
+        high=high,
+    )
 
 
 def _headline_of(evidence: Evidence, best: Advice, gain: float) -> Note:
@@ -764,6 +795,19 @@ def _with_credible_ceilings(evidence: Evidence) -> Evidence:
     return evidence.model_copy(update={"measurement": with_settled_ceilings(run, config, book)})
 
 
+def _not_excluded(evidence: Evidence) -> Iterator[Note]:
+    """Yield the causes that could not be checked."""
+    watched = evidence.watched
+    if watched is None:
+        return
+    if watched.stacks is None:
+        yield messages.not_excluded(cause="lines", reason=watched.stacks_missing)
+    if watched.memory.missing and evidence.config.has_workers:
+        yield messages.not_excluded(cause="growth", reason=watched.memory.missing)
+    if evidence.config.process_count > 1:
+        yield messages.not_excluded(cause="modes", reason=messages.several_ranks())
+
+
 def _notes(evidence: Evidence) -> Iterator[Note]:
     """Yield notes on the evidence."""
     if evidence.measurement.breakdown is None:
@@ -776,6 +820,9 @@ def _notes(evidence: Evidence) -> Iterator[Note]:
         yield load
     limits = MemoryLimits.on(evidence.environment, evidence.limit_bytes)
     yield from memory_warnings(evidence)
+    start = slow_start(evidence)
+    if start is not None:
+        yield start
     yield from growth_notes([evidence.measurement], limits, "baseline")
     yield from evidence.measurement.notes
     yield from evidence.curves.notes

@@ -39,9 +39,6 @@ def memory_warnings(evidence: Evidence) -> tuple[Note, ...]:
         *_validation(evidence, evidence.watched.memory),
     ]
     found.sort(key=lambda note: not note.figures["is_beyond_limit"])
-    reason = evidence.watched.memory.missing
-    if reason and evidence.config.has_workers:
-        found.append(messages.growth_not_excluded(reason=reason))
     return tuple(found)
 
 
@@ -60,20 +57,20 @@ def memory_remedies(evidence: Evidence) -> Iterator[Advice]:
                 workers=copying.workers,
                 fewer_workers=_workers_that_fit(evidence, copying),
             )
-            yield advise(words, present, None)
+            yield advise(words, present, None, is_fault=True)
     kept = kept_graphs_of(watched.memory)
     if kept is not None:
         words = remedies.detach_kept_tensors(
             variable=watched.memory.kept_graph, nodes_per_step=kept.nodes_per_step
         )
-        yield advise(words, present, None)
+        yield advise(words, present, None, is_fault=True)
     peaks = _larger_validation(watched.memory)
     if peaks is not None:
         training_bytes, validation_bytes = peaks
         words = remedies.validate_with_less_memory(
             training_bytes=training_bytes, validation_bytes=validation_bytes
         )
-        yield advise(words, present, None)
+        yield advise(words, present, None, is_fault=True)
 
 
 # Pages that workers copy

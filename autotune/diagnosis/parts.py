@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from autotune.diagnosis.advice import LEAST_GAIN, advise
+from autotune.diagnosis.advice import LEAST_GAIN, advise_saving, gain_of
 from autotune.diagnosis.run_shares import extrapolate
 from autotune.messages import advice as messages
 from autotune.messages import diagnosis as diagnosis_messages
@@ -80,18 +80,13 @@ def remedies_of_parts(watched: WatchedRun | None, shares: Sequence[RunShare]) ->
     if watched is None:
         return
     for share, largest in _largest_of_parts(watched, shares):
-        gain = _gain(share.fraction)
-        if gain < LEAST_GAIN:
+        if gain_of(_saved(share.fraction)) < LEAST_GAIN:
             continue
-        piece = advise(_words(share.part, largest), 1.0, None)
-        yield piece.model_copy(
-            update={
-                "expected_gain": gain,
-                "gain_interval": Interval(value=gain, low=_gain(share.low), high=_gain(share.high)),
-                "is_fault": True,
-                "against": _BOTTLENECKS[share.part],
-                "place": largest.kind.place,
-            }
+        saved = Interval(
+            value=_saved(share.fraction), low=_saved(share.low), high=_saved(share.high)
+        )
+        yield advise_saving(
+            _words(share.part, largest), saved, _BOTTLENECKS[share.part], place=largest.kind.place
         )
 
 
@@ -108,9 +103,9 @@ def notes_on_parts(watched: WatchedRun | None) -> Iterator[Note]:
         yield diagnosis_messages.written_elsewhere(files=len(files), first=files[0])
 
 
-def _gain(fraction: float) -> float:
-    """Return the gain of the run if a part with this share shrinks."""
-    return 1.0 / (1.0 - (1.0 - _AS_OFTEN) * fraction) - 1.0
+def _saved(fraction: float) -> float:
+    """Return the share of the run that is saved if a part with this share shrinks."""
+    return (1.0 - _AS_OFTEN) * fraction
 
 
 def _largest_of_parts(

@@ -65,7 +65,13 @@ def cores_remedies(evidence: Evidence) -> Iterator[Advice]:
     """Yield how to get the cores, with a gain where loading is what lacks them."""
     found = _unused_cores(evidence)
     if found is not None:
-        yield advise(found.remedy, evidence.measurement.samples_per_s, _rate_with(evidence, found))
+        yield advise(
+            found.remedy,
+            evidence.measurement.samples_per_s,
+            _rate_with(evidence, found),
+            is_fault=True,
+            against="cores",
+        )
 
 
 def _unused_cores(evidence: Evidence) -> _Cores | None:

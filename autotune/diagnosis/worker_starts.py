@@ -11,12 +11,13 @@ from math import sqrt
 from statistics import fmean, stdev
 from typing import NamedTuple
 
-from autotune.diagnosis.advice import advise
+from autotune.diagnosis.advice import advise_saving
 from autotune.messages import advice as remedies
 from autotune.messages import diagnosis as messages
 from autotune.models.forecast import with_collating
 from autotune.models.statistics import t_95
 from autotune.note import Note
+from autotune.records.measurement import Interval
 from autotune.records.result import Advice, Evidence, Finding
 from autotune.records.watched_run import WatchedRun, WorkerStart
 
@@ -51,6 +52,15 @@ class Restart(NamedTuple):
     def saved_s(self) -> float:
         """Seconds of an epoch that workers save which stay."""
         return max(0.0, self.restart_s - self.ready_s)
+
+    def saved(self, saved_s: float) -> Interval:
+        """Return the share of the whole run that is saved if an epoch takes this many seconds less."""
+        most_s = self.epoch_s - self.ready_s
+        return Interval(
+            value=min(saved_s, most_s) / self.epoch_s,
+            low=max(0.0, saved_s - self.half_width_s) / self.epoch_s,
+            high=min(saved_s + self.half_width_s, most_s) / self.epoch_s,
+        )
 
     def gain(self, saved_s: float) -> float:
         """Return the gain of the whole run if an epoch takes this many seconds less."""
@@ -103,10 +113,8 @@ def slow_start(evidence: Evidence) -> Note | None:
 
 def start_remedies(evidence: Evidence) -> Iterator[Advice]:
     """Yield remedies in the order in which to try them: workers that stay, less to pickle, less to prepare."""
-    present = evidence.measurement.samples_per_s
     found = restart_of(evidence)
     if found is not None:
-        gain = found.gain(found.saved_s)
         words = remedies.keep_workers(
             settings={"persistent_workers": True},
             restart_s=found.restart_s,
@@ -117,7 +125,7 @@ def start_remedies(evidence: Evidence) -> Iterator[Advice]:
             ),
             has_set_epoch=_has_set_epoch(evidence),
         )
-        yield advise(words, present, present * (1 + gain))
+        yield advise_saving(words, found.saved(found.saved_s), "restart")
     start = _long_start(evidence) if found is None else found.start
     if start is None:
         return
@@ -132,13 +140,13 @@ def start_remedies(evidence: Evidence) -> Iterator[Advice]:
         expected = None
         if found is not None:
             # without what reading it in the worker takes, which is not known apart
-            expected = present * (1 + found.gain(start.workers * start.pickle_s))
-        yield advise(words, present, expected)
+            expected = found.saved(start.workers * start.pickle_s)
+        yield advise_saving(words, expected, "restart")
     prepare_s = _prepare_s(evidence, start)
     if prepare_s >= _PREPARING_FRACTION * start.first_batch_s:
         words = remedies.prepare_workers_less(workers=start.workers, prepare_s=prepare_s)
-        expected = None if found is None else present * (1 + found.gain(prepare_s))
-        yield advise(words, present, expected)
+        expected = None if found is None else found.saved(prepare_s)
+        yield advise_saving(words, expected, "restart")
 
 
 def _batch_s(watched: WatchedRun) -> float | None:

@@ -193,7 +193,20 @@ def not_observed(parts: Sequence[str], observed_s: float) -> str:
 
 @message
 def not_excluded(cause: str, reason: Note | str) -> str:
-    return f"{cause} ({reason})"
+    return f"{_CHECKS[cause]} ({reason})"
+
+
+@message
+def several_ranks() -> str:
+    return "the script has several ranks"
+
+
+_CHECKS = {
+    "lines": "slow lines of the script",
+    "growth": "memory that grows in workers",
+    "modes": "debugging modes, subnormal values",
+}
+"""Causes that a check may not reach."""
 
 
 # Evidence
@@ -668,14 +681,6 @@ def validation_takes_more_memory(
     if is_beyond_limit:
         text += ", above the memory limit"
     return f"{text}."
-
-
-@message
-def growth_not_excluded(reason: str) -> str:
-    return f"Memory that grows in loader workers is not excluded: {reason}."
-
-
-# Start of loader workers
 
 
 @message

@@ -436,6 +436,17 @@ class ScriptFeed:
         made = None if self.is_dry else self._counted.counter.made()
         return None if made is None else made * self._ranks
 
+    @property
+    def epoch_samples(self) -> int:
+        """Number of samples delivered in this epoch, if batches are alike."""
+        return self._counted.in_epoch * self._usual_samples
+
+    @property
+    def worker_pids(self) -> tuple[int, ...]:
+        """Process ids of the loader's workers."""
+        workers = getattr(self._iterator(), "_workers", ())
+        return tuple(worker.pid for worker in workers)
+
     def allow_full_queue(self) -> None:
         """Let the loader fill its whole queue from now on."""
         self._depth.allow_full_queue(self.loader, self._iterator())

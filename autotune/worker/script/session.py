@@ -420,8 +420,11 @@ def _probe(
         )
 
     # Observe steps until there are enough, or enough time has passed; go on while they are watched.
-    if watch is not None and scene.device.kind != "cpu":
-        install_device_seams()
+    if watch is not None:
+        watch.device_kind = scene.device.kind
+        watch.has_group = ranks() > 1
+        if scene.device.kind != "cpu":
+            install_device_seams()
     prints = _observe(job, start, scene)
     watched = None
     if watch is not None:
@@ -872,7 +875,7 @@ class Session:
         """Clock the start of an iterator of the training loader, or of one that may become it."""
         if self._watch is None or self._is_measuring or self._is_side(loader):
             return nullcontext()
-        return self._watch.iterating()
+        return self._watch.iterating(loader)
 
     def _is_side(self, loader: DataLoader[Any]) -> bool:
         """Return whether a loader is known not to be the training loader, or is only evaluated."""
@@ -915,16 +918,16 @@ class Session:
             return self._next_of(loader, iterator, feed)
         if iterator.autotune_is_evaluation:
             return self._uncounted(iterator)
-        with self._fetching():
+        with self._fetching(loader):
             if feed is None and loader is self._loaders.training:
                 counted = self._loaders.counted[id(loader)]
                 depth = self._loaders.depth
                 return self._start(ScriptFeed(self.conductor, counted, iterator, depth, ranks()))
             return self._loaders.next(loader, iterator)
 
-    def _fetching(self) -> AbstractContextManager[None]:
+    def _fetching(self, loader: DataLoader[Any]) -> AbstractContextManager[None]:
         """Clock a request for a batch of the training loader."""
-        return nullcontext() if self._watch is None else self._watch.fetching()
+        return nullcontext() if self._watch is None else self._watch.fetching(loader)
 
     def _uncounted(self, iterator: Any) -> Any:
         """Return a batch of a loader that is not measured."""
@@ -951,7 +954,7 @@ class Session:
             feed.ask_of(iterator)
             self._steps_since_asked = 0
             self._asked_at = perf_counter()
-            with self._fetching():
+            with self._fetching(loader):
                 return self.conductor.ask()
         if self._is_another_thread:
             return uncounted(iterator)
@@ -1026,7 +1029,12 @@ class Session:
     def _watch_step(self) -> None:
         if self._watch is not None:
             self._watch.leave()
-            self._watch.stepped(self.sightings.most_steps)
+            samples = 0
+            workers: tuple[int, ...] = ()
+            if isinstance(self.feed, ScriptFeed):
+                samples = self.feed.epoch_samples
+                workers = self.feed.worker_pids
+            self._watch.stepped(self.sightings.most_steps, samples, workers)
 
     def _check_for_kept_batches(self) -> None:
         """Switch to counting steps if the script trains on batches it kept (itertools.cycle)."""

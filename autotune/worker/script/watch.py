@@ -7,8 +7,8 @@ open; parts that recur (a checkpoint, a validation) keep all that happens inside
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from threading import get_ident
 from time import perf_counter
@@ -21,16 +21,17 @@ from autotune.records.watched_run import (
     RunPart,
     Startup,
     WatchedRun,
-    WorkerStart,
 )
+from autotune.worker.modes import join_modes, observe_modes
+from autotune.worker.script.cores import with_cores
 from autotune.worker.script.files.protection import files_elsewhere
 from autotune.worker.script.hooks import users_place
+from autotune.worker.script.memory_use import GrowthWatch, PeakWatch
 from autotune.worker.script.patching import opened, real_os
 from autotune.worker.script.seams import AUTOMATIC, is_muted
+from autotune.worker.script.worker_starts import WorkerStarts
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from autotune.records.stacks import Stacks
 
 _ABSORBING = frozenset[RunPart]({"checkpoint", "validation", "logging", "copy", "synchronise"})
@@ -40,6 +41,11 @@ _RECURRING = frozenset[RunPart]({"checkpoint", "validation", "logging", "collect
 _MOST_KEPT = 1000
 """Occurrences of each kind that are kept one by one, which bounds the report. Source: our
 convention."""
+_MODES_EVERY_S = 0.5
+"""Seconds between two looks at the modes of the process. Source: our convention."""
+_CORES_AT_STEP = 5
+"""Step at which cores are read: an import or a first batch may have changed them by then. Source:
+our convention."""
 _MOST_KINDS = 50
 """Kinds that are kept apart; further ones only count as their part. Source: our convention."""
 
@@ -74,6 +80,8 @@ class _Pass:
     """Time of the last thing that was seen of it."""
     what: str
     place: str
+    peak: AbstractContextManager[None] | None = None
+    """Watches the peak of memory."""
     is_evaluation: bool = False
     """True once a model was called in eval mode or without gradients."""
 
@@ -86,10 +94,20 @@ class Watch:
     """
 
     def __init__(self, started: float) -> None:
+        self.device_kind = "cpu"
+        """Kind of the training device, once it is known."""
+        self.has_group = False
+        """True if training runs in a process group."""
+        self._modes_due = 0.0
         self.is_over = False
         """True once nothing is recorded any more."""
-        self.worker_starts: list[WorkerStart] = []
-        self.modes = Modes()
+        self._starts = WorkerStarts()
+        self._growth = GrowthWatch()
+        self._peaks = PeakWatch()
+        self._modes: list[Modes] = []
+        """Modes at some backward passes."""
+        self._cores: Modes | None = None
+        """Cores that the process and its workers may use, during a step."""
         self.stacks: Stacks | str = "they were not sampled"
         """Sampled stacks, or the reason why there are none."""
         self.backwards = 0
@@ -228,7 +246,7 @@ class Watch:
     # The training loader
 
     @contextmanager
-    def iterating(self) -> Iterator[None]:
+    def iterating(self, loader: object) -> Iterator[None]:
         """Clock `iter(loader)` of the training loader, or of one that may become it."""
         if not self._is_watched():
             yield
@@ -240,14 +258,15 @@ class Watch:
             self._kind("other", "between epochs", "").add(self._steps, between_s, 0)
             self._other_s = None
         try:
-            yield
+            with self._starts.making(loader):
+                yield
         finally:
             self._restart_s = self._leave() - begun
             if self._began is None:
                 self._asked = self._came = begun
 
     @contextmanager
-    def fetching(self) -> Iterator[None]:
+    def fetching(self, loader: object) -> Iterator[None]:
         """Clock the request for a batch of the training loader."""
         if not self._is_watched():
             yield
@@ -264,7 +283,10 @@ class Watch:
             is_ended = True
             raise
         finally:
-            self._fetched(self._leave() - begun, is_ended=is_ended)
+            wait_s = self._leave() - begun
+            if not is_ended:
+                self._starts.has_batch(loader)
+            self._fetched(wait_s, is_ended=is_ended)
 
     def _fetched(self, wait_s: float, *, is_ended: bool) -> None:
         if self._began is None:
@@ -301,6 +323,9 @@ class Watch:
                 return
             now = self._enter("validation")
             self._pass = _Pass(now, now, what, users_place())
+            if self._began is not None:
+                self._pass.peak = self._peaks.validation(self._steps)
+                self._pass.peak.__enter__()
         self._pass.until = perf_counter()
 
     def side_seen(self) -> None:
@@ -345,6 +370,11 @@ class Watch:
             if self._began is not None:
                 self.backwards += 1
                 self.synchronised += is_synchronised
+                if perf_counter() >= self._modes_due:
+                    with self.apart():
+                        modes = observe_modes(self.device_kind, has_group=self.has_group)
+                    self._modes.append(modes)
+                    self._modes_due = perf_counter() + _MODES_EVERY_S
 
     def _end_pass(self) -> None:
         """Close the pass at what was last seen of it; what came after it is the script's other code."""
@@ -353,6 +383,8 @@ class Watch:
             return
         self._pass = None
         now = self._leave()
+        if ended.peak is not None:
+            ended.peak.__exit__(None, None, None)
         self._move(now - ended.until, "validation", "other")
         seconds = ended.until - ended.begun
         if not ended.is_evaluation:
@@ -362,16 +394,19 @@ class Watch:
 
     # Steps
 
-    def stepped(self, steps: int) -> None:
+    def stepped(self, steps: int, samples: int, workers: Sequence[int]) -> None:
         """Record an optimizer step; the first one ends the start-up.
 
         Args:
             steps: Steps so far of the optimizer that steps most.
+            samples: Samples that the training loader has delivered in this epoch.
+            workers: Process ids of its workers.
         """
         if self.is_over:
             return
         self._steps = steps - 1
         if self._began is not None:
+            self._read_process(samples, workers)
             return
         self._thread = get_ident()
         self._began = self._since = perf_counter()
@@ -385,6 +420,15 @@ class Watch:
         self._kinds.clear()
         self._pass = None
         self._restart_s = None
+
+    def _read_process(self, samples: int, workers: Sequence[int]) -> None:
+        """Read memory now and then, and the cores once, during steps."""
+        if get_ident() != self._thread or self.is_epoch_cut:
+            return
+        with self.apart():
+            self._growth.read_if_due(steps=self._steps, samples=samples, workers=workers)
+            if self._cores is None and self._steps >= _CORES_AT_STEP:
+                self._cores = with_cores(Modes(), workers)
 
     # The result
 
@@ -434,13 +478,23 @@ class Watch:
             epoch_batches=epoch_batches,
             epochs_ended=self._epochs_ended,
             is_epoch_cut=self.is_epoch_cut,
-            worker_starts=tuple(self.worker_starts),
-            modes=self.modes,
+            worker_starts=self._starts.starts,
+            modes=self._joined_modes(),
+            memory=self._growth.report(self._peaks),
             written_elsewhere=files_elsewhere(),
             exchange=self.exchange,
             stacks=None if isinstance(self.stacks, str) else self.stacks,
             stacks_missing=self.stacks if isinstance(self.stacks, str) else "",
         )
+
+    def _joined_modes(self) -> Modes:
+        """Return the modes that were on most of the time, with the cores."""
+        modes = join_modes(self._modes)
+        if self._cores is None:
+            return modes
+        known = {name: value for name, value in dict(self._cores).items() if "cores" in name}
+        known |= {"grant_source": self._cores.grant_source, "pinned_by": self._cores.pinned_by}
+        return modes.model_copy(update=known)
 
 
 def _written_bytes() -> int:

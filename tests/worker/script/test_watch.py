@@ -37,12 +37,12 @@ class Script:
         self.steps = 0
 
     def iterate(self, seconds: float = 0.0) -> None:
-        with self.watch.iterating():
+        with self.watch.iterating(self):
             self.clock.now += seconds
 
     def fetch(self, seconds: float = 0.0, *, ends: bool = False) -> None:
         def draw() -> None:
-            with self.watch.fetching():
+            with self.watch.fetching(self):
                 self.clock.now += seconds
                 if ends:
                     raise StopIteration
@@ -63,7 +63,7 @@ class Script:
         self.clock.now += optimizer
         self.watch.leave()
         self.steps += 1
-        self.watch.stepped(self.steps)
+        self.watch.stepped(self.steps, 0, ())
 
     def start(self) -> None:
         """Train for one step, after which the watch counts."""
