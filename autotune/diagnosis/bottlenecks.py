@@ -29,7 +29,7 @@ from autotune.diagnosis.memory_use import memory_remedies, memory_warnings
 from autotune.diagnosis.parts import findings_of_parts, notes_on_parts, remedies_of_parts
 from autotune.diagnosis.run_shares import loop_fraction, run_shares, whole_run_gain
 from autotune.diagnosis.usable_cores import cores_finding, cores_remedies
-from autotune.diagnosis.worker_starts import restart_finding, start_remedies
+from autotune.diagnosis.worker_starts import restart_finding, slow_start, start_remedies
 from autotune.messages import diagnosis as messages
 from autotune.models.forecast import (
     advisable_points,
