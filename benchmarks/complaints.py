@@ -145,9 +145,8 @@ def first_verdict_s(lines: Sequence[Line], document: dict[str, Any], seconds: fl
         document: The diagnosis.
         seconds: When the command ended, which is when there is a verdict at the latest.
     """
-    verdicts = re.compile(
-        "|".join(re.escape(words) for words in BOTTLENECKS.values()), re.IGNORECASE
-    )
+    words = [*BOTTLENECKS.values(), "An hour of this training goes into"]
+    verdicts = re.compile("|".join(map(re.escape, words)), re.IGNORECASE)
     shown_s = [line.at_s for line in lines if line.stream == "err" and verdicts.search(line.text)]
     watched = document["evidence"].get("watched")
     startup = watched["startup"] if watched else {}
@@ -158,8 +157,10 @@ def first_verdict_s(lines: Sequence[Line], document: dict[str, Any], seconds: fl
 def lines_of(document: dict[str, Any]) -> int:
     """Return the lines of a diagnosis on a console of 80 columns."""
     console = Console(width=_COLUMNS, file=StringIO(), force_terminal=False)
+    known = {name: document[name] for name in Diagnosis.model_fields}
+    diagnosis = Diagnosis.model_validate(known | {"shares": document["hour"]})
     with console.capture() as capture:
-        print_diagnosis(Diagnosis.model_validate(document), console)
+        print_diagnosis(diagnosis, console)
     return len(capture.get().splitlines())
 
 

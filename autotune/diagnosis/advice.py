@@ -11,6 +11,7 @@ from math import ceil, exp, inf
 from typing import Literal, NamedTuple, cast
 
 from autotune.config.training_config import TrainingConfig
+from autotune.diagnosis.hot_lines import costly_code, hottest_forward_line
 from autotune.messages import advice as messages
 from autotune.messages.advice import AdviceText
 from autotune.models.forecast import (
@@ -994,7 +995,7 @@ def _fewer_syncs(evidence: Evidence) -> Iterator[Advice]:
     if exchange.exposed_s and surplus >= _LEAST_SURPLUS:
         share = exchange_fraction(evidence)
         words = messages.accumulate_without_sync(
-            backwards_per_step=exchange.synchronised / watched.steps,
+            backwards_per_step=exchange.synchronised // watched.steps,
             exposed_s=exchange.exposed_s,
             exchange_fraction=share,
         )
@@ -1199,10 +1200,28 @@ def _hand_over(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
 
 
 def _own_code(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
-    outside_s = cast("float", finding.figures["outside_s"])
-    yield _saving(
-        evidence, messages.shorten_own_code(share=finding.share, outside_s=outside_s), finding.share
+    """Advise to shorten code between operators: a line of the model's if stacks show one.
+
+    A line of the script's other code is advised on by its share of the run; see `parts`.
+    """
+    stacks = None if evidence.watched is None else evidence.watched.stacks
+    if stacks is not None and costly_code(stacks) is not None:
+        return
+    line = None if stacks is None else hottest_forward_line(stacks)
+    if line is None:
+        outside_s = cast("float", finding.figures["outside_s"])
+        words = messages.shorten_own_code(share=finding.share, outside_s=outside_s)
+        yield _saving(evidence, words, finding.share)
+        return
+    words = messages.shorten_line(
+        fraction=cast("float", line.figures["fraction"]),
+        place=str(line.figures["place"]),
+        function=str(line.figures["function"]),
+        code=str(line.figures["code"]),
+        calls=str(line.figures["calls"]),
+        is_in_model=True,
     )
+    yield _saving(evidence, words, finding.share).model_copy(update={"is_fault": True})
 
 
 def _host_waits(evidence: Evidence, finding: Finding) -> Iterator[Advice]:

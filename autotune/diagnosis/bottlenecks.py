@@ -26,8 +26,13 @@ from autotune.diagnosis.hot_lines import (
     hottest_wait,
 )
 from autotune.diagnosis.memory_use import memory_remedies, memory_warnings
-from autotune.diagnosis.parts import findings_of_parts, notes_on_parts, remedies_of_parts
-from autotune.diagnosis.run_shares import loop_fraction, run_shares, whole_run_gain
+from autotune.diagnosis.parts import (
+    findings_of_parts,
+    notes_on_parts,
+    remedies_of_code,
+    remedies_of_parts,
+)
+from autotune.diagnosis.run_shares import loop_fraction, run_shares, share_of, whole_run_gain
 from autotune.diagnosis.usable_cores import cores_finding, cores_remedies
 from autotune.diagnosis.worker_starts import restart_finding, slow_start, start_remedies
 from autotune.messages import diagnosis as messages
@@ -51,7 +56,6 @@ from autotune.records.ceilings import CeilingBook, Headroom, headroom_of
 from autotune.records.measurement import (
     Interval,
     MemoryLimits,
-    SwitchName,
     keep_ceilings,
     note_on_load,
 )
@@ -90,7 +94,6 @@ _SLOWED_BY = 1.5
 """Factor by which computing is slower in the loop than alone from which on the CPU counts as
 oversubscribed. Source: our convention."""
 _DEVICE_WORK = frozenset[Bottleneck]({"compute", "memory"})
-_COLLECTIONS = frozenset[SwitchName]({"gc_collect", "empty_cache", "automatic_gc"})
 _FEWEST_BATCHES = 3
 """Points for a line of time over batch size; with two, any noise would be a fixed cost."""
 
@@ -155,7 +158,7 @@ _LINES: Mapping[Bottleneck, Sequence[Callable[[Stacks], Note | None]]] = {
     "data_io": (hottest_item_line,),
     "data_tail": (hottest_item_line,),
     "launch": (hottest_forward_line, hottest_script_line),
-    "script": (hottest_script_line,),
+    "script": (hottest_script_line, hottest_forward_line),
     "synchronise": (hottest_wait,),
 }
 """Lines of the user's code that show a bottleneck, if stacks were sampled."""
@@ -375,11 +378,6 @@ def _modes(evidence: Evidence, work: float) -> list[Finding]:
                 is_at_one_thread=switch.is_at_one_thread,
             )
             found.append(_finding("denormals", share, values))
-        elif switch.name in _COLLECTIONS:
-            collections = messages.collection_evidence(
-                mode=switch.name, ratio=ratio.value, low=ratio.low, high=ratio.high
-            )
-            found.append(_finding("collection", share, collections))
         else:
             mode = messages.debugging_evidence(
                 mode=switch.name,
@@ -493,6 +491,7 @@ def judge(
     given = (
         *rank_advice(of_step, in_loop),
         *remedies_of_parts(evidence.watched, shares),
+        *remedies_of_code(evidence.watched, shares),
         *start_remedies(evidence),
         *cores_remedies(evidence),
         *memory_remedies(evidence),
@@ -519,13 +518,18 @@ def judge(
 
 
 def first_verdict(watched: WatchedRun | None) -> tuple[Note, ...]:
-    """Return where the time goes, as far as a watch alone shows it; empty without one."""
+    """Return where the time goes, as far as a watch alone shows it, and a remedy; empty without one."""
     shares = run_shares(watched, None, "cpu")
     largest = sorted(shares, key=lambda share: -share.fraction)[:_FIRST_PARTS]
     if not largest:
         return ()
     parts = {f"{one.part}": one.fraction for one in largest if one.fraction >= _LEAST_SHARE}
-    return (messages.so_far(parts=parts),)
+    known = [*remedies_of_parts(watched, shares), *remedies_of_code(watched, shares)]
+    best = max(known, key=_saved, default=None)
+    if best is None or (best.expected_gain or 0.0) < _FAULT_FROM:
+        return (messages.so_far(parts=parts),)
+    remedy = messages.remedy_expected(remedy=best.text, gain=best.expected_gain)
+    return messages.so_far(parts=parts), remedy
 
 
 _FIRST_PARTS = 3
@@ -636,6 +640,9 @@ def find_in_run(evidence: Evidence, shares: Sequence[RunShare]) -> Iterator[Find
     if cores is not None:
         yield cores
     yield from _exchange(evidence.watched, exchange_fraction(evidence))
+    own = share_of(shares, "other")
+    if own >= _LEAST_SHARE:
+        yield _with_lines(_finding("script", own, messages.own_code_evidence(share=own)), evidence)
     for share in shares:
         bottleneck = _OF_PART.get(share.part)
         restart = restart_finding(evidence) if bottleneck == "restart" else None
@@ -654,9 +661,9 @@ def _exchange(watched: WatchedRun, share: float) -> Iterator[Finding]:
     exchange = watched.exchange
     if exchange is None or exchange.exposed_s is None or not watched.steps:
         return
-    per_step = exchange.synchronised / watched.steps
+    per_step = exchange.synchronised // watched.steps  # the last step is not complete
     words = messages.exchange_evidence(exposed_s=per_step * exchange.exposed_s)
-    if round(per_step) > 1:
+    if per_step > 1:
         words = messages.unneeded_exchanges_evidence(
             backwards_per_step=per_step, exposed_s=exchange.exposed_s
         )
@@ -669,6 +676,10 @@ _OF_PART: dict[str, Bottleneck] = {
 }
 
 
+_OF_STEP: tuple[Bottleneck, ...] = ("compute", "memory", "launch")
+"""Bottlenecks of model and optimizer; on a CPU a profiler counts the script's own tensors with them."""
+
+
 def _of_run(
     evidence: Evidence,
     in_loop: Sequence[Finding],
@@ -677,9 +688,18 @@ def _of_run(
 ) -> tuple[Finding, ...]:
     """Return the bottlenecks of the whole run: that of the first advice first, then by share."""
     loop = loop_fraction(shares)
+    of_run = [*find_in_run(evidence, shares)]
+    named = {finding.bottleneck for finding in of_run}
+    most = dict.fromkeys(_OF_STEP, 1.0 - share_of(shares, "other"))
     found = [
-        *(finding.model_copy(update={"share": loop * finding.share}) for finding in in_loop),
-        *find_in_run(evidence, shares),
+        *(
+            finding.model_copy(
+                update={"share": min(loop * finding.share, most.get(finding.bottleneck, 1.0))}
+            )
+            for finding in in_loop
+            if finding.bottleneck not in named
+        ),
+        *of_run,
     ]
     heavy = [finding for finding in found if finding.share >= _LEAST_SHARE] or found[:1]
     first = advice[0].against if advice and advice[0].is_fault else None

@@ -46,8 +46,45 @@ def hottest_sampler_line(stacks: Stacks) -> Note | None:
 
 
 def hottest_script_line(stacks: Stacks) -> Note | None:
-    """Return the line outside of loading, model and optimizer with the largest share of the training thread's time."""
-    return _hottest_of_thread(stacks, "other", messages.hot_script_line)
+    """Return the script's own code with the largest share of the training thread's time."""
+    line = costly_code(stacks)
+    return None if line is None else _note_on(line, 1.0, messages.hot_script_line)
+
+
+def costly_code(stacks: Stacks) -> StackLine | None:
+    """Return the code outside of loading, model and optimizer with the largest share of the time.
+
+    A helper function counts with all of its lines, and is shown by the hottest of them: a loop over
+    parameters spreads over several. The function that trains, which calls the model as well, counts
+    line by line. A loss of torch is no such code.
+    """
+    own = [line for line in stacks.main if line.part == "other" and not _is_loss(line)]
+    trains = {_function_of(line) for line in stacks.main if line.part in _STEP_PARTS}
+    joined = dict[tuple[str, str], list[StackLine]]()
+    for line in own:
+        function = _function_of(line)
+        key = (line.place, "") if function in trains else function
+        joined.setdefault(key, []).append(line)
+    summed = []
+    for lines in joined.values():
+        hottest = max(lines, key=lambda line: line.fraction)
+        whole = sum(line.fraction for line in lines)
+        summed.append(
+            hottest.model_copy(update={"fraction": min(1.0, whole), "calls_fraction": None})
+        )
+    return _standing_out(summed, 1.0, stacks.samples)
+
+
+_STEP_PARTS = frozenset[StackPart]({"forward", "backward", "optimizer"})
+
+
+def _function_of(line: StackLine) -> tuple[str, str]:
+    """Return file and function of a line."""
+    return line.place.rpartition(":")[0], line.function
+
+
+def _is_loss(line: StackLine) -> bool:
+    return "torch.nn.functional" in line.calls or "torch/nn/functional" in line.calls
 
 
 def hottest_wait(stacks: Stacks) -> Note | None:

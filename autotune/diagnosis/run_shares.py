@@ -74,6 +74,8 @@ def run_shares(
         least_rest = rest_s - sum(one.per_step_s.value - one.per_step_s.low for one in others)
         left = 1.0 - start_fraction
         largest = max(of, key=lambda one: one.per_step_s.value, default=None)
+        if largest is not None and largest.per_step_s.value < steps_s.get(part, 0.0):
+            largest = None  # most of it is in every step
         return RunShare(
             part=part,
             fraction=_fraction(left * seconds, total_s),
@@ -101,6 +103,11 @@ def run_shares(
 def loop_fraction(shares: Sequence[RunShare]) -> float:
     """Return the share of the run that its steps take, without start-up and what recurs."""
     return 1.0 - sum(share.fraction for share in shares if share.part in _APART)
+
+
+def share_of(shares: Sequence[RunShare], part: RunPart) -> float:
+    """Return the share of a part of the run; 0 if it was not observed."""
+    return sum(share.fraction for share in shares if share.part == part)
 
 
 def whole_run_gain(shares: Sequence[RunShare], gain: float) -> float:

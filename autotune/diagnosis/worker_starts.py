@@ -11,7 +11,7 @@ from math import sqrt
 from statistics import fmean, stdev
 from typing import NamedTuple
 
-from autotune.diagnosis.advice import advise_saving
+from autotune.diagnosis.advice import advise_saving, gain_of
 from autotune.messages import advice as remedies
 from autotune.messages import diagnosis as messages
 from autotune.models.forecast import with_collating
@@ -55,16 +55,12 @@ class Restart(NamedTuple):
 
     def saved(self, saved_s: float) -> Interval:
         """Return the share of the whole run that is saved if an epoch takes this many seconds less."""
-        most_s = self.epoch_s - self.ready_s
+        off_s = self.half_width_s  # a longer restart makes a longer epoch
         return Interval(
-            value=min(saved_s, most_s) / self.epoch_s,
-            low=max(0.0, saved_s - self.half_width_s) / self.epoch_s,
-            high=min(saved_s + self.half_width_s, most_s) / self.epoch_s,
+            value=saved_s / self.epoch_s,
+            low=max(0.0, saved_s - off_s) / (self.epoch_s - off_s),
+            high=(saved_s + off_s) / (self.epoch_s + off_s),
         )
-
-    def gain(self, saved_s: float) -> float:
-        """Return the gain of the whole run if an epoch takes this many seconds less."""
-        return self.epoch_s / max(self.epoch_s - saved_s, self.epoch_s / 100) - 1.0
 
 
 def restart_of(evidence: Evidence) -> Restart | None:
@@ -115,20 +111,24 @@ def start_remedies(evidence: Evidence) -> Iterator[Advice]:
     """Yield remedies in the order in which to try them: workers that stay, less to pickle, less to prepare."""
     found = restart_of(evidence)
     if found is not None:
+        kept = found.saved(found.saved_s)
         words = remedies.keep_workers(
             settings={"persistent_workers": True},
             restart_s=found.restart_s,
             epoch_s=found.epoch_s,
-            gain_low=found.gain(max(0.0, found.saved_s - found.half_width_s)),
-            gain_high=found.gain(
-                min(found.saved_s + found.half_width_s, found.epoch_s - found.ready_s)
-            ),
+            gain_low=gain_of(kept.low),
+            gain_high=gain_of(kept.high),
             has_set_epoch=_has_set_epoch(evidence),
         )
-        yield advise_saving(words, found.saved(found.saved_s), "restart")
+        yield advise_saving(words, kept, "restart")
     start = _long_start(evidence) if found is None else found.start
     if start is None:
         return
+
+    def saved(seconds: float) -> Interval | None:
+        """Return the share that shorter restarts save; None if workers that stay save it first."""
+        return found.saved(seconds) if found is not None and _has_set_epoch(evidence) else None
+
     if start.pickle_s is not None and start.pickled_bytes is not None:
         words = remedies.pickle_less(
             method=start.method,
@@ -137,16 +137,12 @@ def start_remedies(evidence: Evidence) -> Iterator[Advice]:
             pickled_bytes=start.pickled_bytes,
             is_each_epoch=found is not None,
         )
-        expected = None
-        if found is not None:
-            # without what reading it in the worker takes, which is not known apart
-            expected = found.saved(start.workers * start.pickle_s)
-        yield advise_saving(words, expected, "restart")
+        # without what reading it in the worker takes, which is not known apart
+        yield advise_saving(words, saved(start.workers * start.pickle_s), "restart")
     prepare_s = _prepare_s(evidence, start)
     if prepare_s >= _PREPARING_FRACTION * start.first_batch_s:
         words = remedies.prepare_workers_less(workers=start.workers, prepare_s=prepare_s)
-        expected = None if found is None else found.saved(prepare_s)
-        yield advise_saving(words, expected, "restart")
+        yield advise_saving(words, saved(prepare_s), "restart")
 
 
 def _batch_s(watched: WatchedRun) -> float | None:

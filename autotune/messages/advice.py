@@ -757,6 +757,20 @@ def hand_over_less(
 
 
 @_advice
+def shorten_line(
+    fraction: float, place: str, function: str, code: str, calls: str, is_in_model: bool
+) -> tuple[str, str]:
+    called = f" ({calls})" if calls else ""
+    where = f"`{code}`" if code else "the code"
+    action = "work on whole tensors in place of loops in Python"
+    if not is_in_model:
+        action += ", do it every hundredth step, or in another thread"
+    return (
+        f"Make {function} ({place}) cheaper: {where}{called} runs in each step; {action}"
+    ), f"stacks show it in {format_fraction(fraction)} of the training thread's time"
+
+
+@_advice
 def shorten_own_code(share: float, outside_s: float) -> tuple[str, str]:
     return (
         f"Find what the script does besides training for {format_short_time(outside_s)} of "
@@ -1053,15 +1067,6 @@ _SWITCHED_OFF = {
         "Call torch.set_flush_denormal(True) before the first operation, so that values below "
         "1.2e-38 count as zero; threads take it over when they start"
     ),
-    "gc_collect": "Remove gc.collect() from the loop; Python collects garbage by itself",
-    "empty_cache": (
-        "Remove torch.cuda.empty_cache() from the loop: it frees no tensor, and the next step has "
-        "to allocate its memory again"
-    ),
-    "automatic_gc": (
-        "Let Python collect garbage more rarely: gc.freeze() before the loop, then "
-        "gc.set_threshold(100_000, 10, 10)"
-    ),
 }
 """Action against each mode."""
 _DOCUMENTED = {
@@ -1073,9 +1078,6 @@ _DOCUMENTED = {
         "advises a schedule for long jobs"
     ),
     "denormals": "each operation on such a value may take 150 cycles or more",
-    "gc_collect": "each call visits all objects of the process",
-    "empty_cache": "it waits for the device, and frees memory that the next step needs",
-    "automatic_gc": "each collection visits the objects that were made since the last one",
 }
 """Cost of each mode where it was not measured."""
 

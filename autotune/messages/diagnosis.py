@@ -229,11 +229,6 @@ def denormals_evidence(
     )
 
 
-@message
-def collection_evidence(mode: str, ratio: float, low: float, high: float) -> str:
-    return f"with {MODES[mode]} {_longer(ratio, low, high)}"
-
-
 def _longer(ratio: float, low: float, high: float) -> str:
     interval = show_interval(low, high, "times")
     return f"a step takes {format_times(ratio)} times as long ({interval})"
@@ -250,6 +245,11 @@ def unneeded_exchanges_evidence(backwards_per_step: float, exposed_s: float) -> 
 @message
 def exchange_evidence(exposed_s: float) -> str:
     return f"exchanging gradients holds each step up for {format_short_time(exposed_s)}"
+
+
+@message
+def own_code_evidence(share: float) -> str:
+    return f"{format_fraction(share)} of the time is the script's own code outside of loader, model and optimizer"
 
 
 @message

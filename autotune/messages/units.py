@@ -219,8 +219,5 @@ MODES = {
     "tracer": "a trace or profile function of Python",
     "profiler": "torch's profiler",
     "denormals": "arithmetic on subnormal values",
-    "gc_collect": "gc.collect() in each step",
-    "empty_cache": "torch.cuda.empty_cache() in each step",
-    "automatic_gc": "automatic garbage collection",
 }
 """Mode that slows steps down, by its code in records."""

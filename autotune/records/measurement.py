@@ -783,14 +783,10 @@ SwitchName = Literal[
     "tracer",
     "profiler",
     "denormals",
-    "gc_collect",
-    "empty_cache",
-    "automatic_gc",
 ]
 """A mode of the process that slows steps down: anomaly detection of autograd; deterministic
-algorithms; a trace or profile function of Python; torch's profiler; arithmetic on subnormal values;
-explicit garbage collection in each step; emptying the device's cache in each step; automatic
-garbage collection."""
+algorithms; a trace or profile function of Python; torch's profiler; arithmetic on subnormal
+values."""
 
 
 class SwitchGain(FrozenModel):
@@ -806,8 +802,7 @@ class SwitchGain(FrozenModel):
     steps: int
     """Optimizer steps of a stretch."""
     share: float | None = None
-    """Share of subnormal values among those that a step computes, or of the time in automatic
-    collections; None for other modes."""
+    """Share of subnormal values among those that a step computes; None for other modes."""
     is_at_one_thread: bool = False
     """Both sides computed with one thread, of several that training uses."""
 

@@ -2,16 +2,15 @@
 
 Comes in: a trainer whose window is over, and batches. Goes out: the modes observed, and a
 `SwitchGain` for each one that is on and that can be switched off from outside: anomaly detection,
-deterministic algorithms, trace functions, subnormal values, garbage collection. Steps with and
-without it are made in turn; everything is put back afterwards.
+deterministic algorithms, trace functions, subnormal values. Steps with and without it are made in
+turn; everything is put back afterwards.
 """
 
 from __future__ import annotations
 
-import gc
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from math import ceil
@@ -41,7 +40,7 @@ from autotune.worker.step import StepTrainer, torch_threads
 
 # Constants without a source are our own convention.
 _OBSERVED_S = 0.3
-"""Seconds of steps that are observed, long enough for some automatic collections."""
+"""Seconds of steps that are observed."""
 _OBSERVED_STEPS = (3, 200)
 """Optimizer steps that are observed: at least, and at most."""
 _ROUNDS = 8
@@ -54,20 +53,12 @@ _FEWEST_ROUNDS = 3
 """Pairs of long steps."""
 _LONGEST_S = 6.0
 """Seconds of a comparison from which it takes fewer pairs, and with these is left out."""
-_GC_SHARE = 0.03
-"""Share of the time in automatic collections from which it is compared: the least gain that is
-advised."""
-_GC_STRETCHES = 3
-"""Factor for its stretches, since full collections are rare and long."""
 _SUBNORMAL_SHARE = 1e-4
 """Share of subnormal values from which it is compared. A value takes 150 cycles instead of part of
 one, so a thousandth may double a step. Source: Intel 64 and IA-32 Architectures Optimization
 Reference Manual, "Floating-point exceptions": an assist takes 150 cycles or more."""
 _SAMPLED_VALUES = 4096
 """Values of a tensor that are looked at, evenly spaced."""
-_GC_THRESHOLD = 100_000
-"""Allocations between automatic collections of the young generation, where they are to be rare:
-Python's own is 700 to 2,000. Source: docs.python.org, gc.set_threshold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +79,7 @@ class _Switch:
     off: Callable[[], AbstractContextManager[object]]
     """Return a context in which the mode is off."""
     share: float | None = None
-    """Share of subnormal values, or of automatic collections."""
+    """Share of subnormal values."""
     is_at_one_thread: bool = False
     """Both sides are to compute with one thread."""
 
@@ -147,28 +138,13 @@ class _Seen:
     """Mean seconds of a step."""
     anomaly_calls: int = 0
     """Calls that switched anomaly detection on within these steps."""
-    collect_calls: int = 0
-    """Calls of gc.collect."""
-    empty_cache_calls: int = 0
-    """Calls of torch.cuda.empty_cache."""
-    automatic_gc_s: float = 0.0
-    """Seconds of automatic collections."""
-
-    @property
-    def automatic_gc_share(self) -> float:
-        """Return the share of these steps in automatic collections."""
-        return min(1.0, self.automatic_gc_s / max(self.steps * self.step_s, 1e-9))
 
 
 def _observe(trainer: StepTrainer, supply: Reused) -> _Seen:
     """Train some steps, and return the calls and modes seen in them."""
     seen = _Seen()
     least, most = _OBSERVED_STEPS
-    clock = _CollectionClock()
-    with ExitStack() as stack:
-        stack.enter_context(_counted_calls(seen, clock))
-        stack.callback(_remove_callback, clock)
-        gc.callbacks.append(clock)
+    with _counted_calls(seen):
         spent_s = 0.0
         while seen.steps < most and (seen.steps < least or spent_s < _OBSERVED_S):
             if seen.steps and spent_s > _LONGEST_S:
@@ -177,64 +153,22 @@ def _observe(trainer: StepTrainer, supply: Reused) -> _Seen:
             spent_s += step_s
             seen.steps += 1
         seen.step_s = spent_s / seen.steps
-    seen.automatic_gc_s = clock.seconds
     modes = observe_modes(trainer.device.kind, has_group=trainer.config.process_count > 1)
     is_anomaly = modes.is_anomaly_detected or seen.anomaly_calls > 0
     seen.modes = modes.model_copy(update={"is_anomaly_detected": is_anomaly})
     return seen
 
 
-class _CollectionClock:
-    """Add up the seconds of automatic collections; a callback of Python's gc."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self.is_explicit = False
-        """True within a call of gc.collect."""
-        self._begun: float | None = None
-
-    def __call__(self, phase: str, info: Mapping[str, int]) -> None:  # noqa: ARG002 - as gc calls it
-        if phase == "start":
-            self._begun = perf_counter()
-        elif self._begun is not None:
-            if not self.is_explicit:
-                self.seconds += perf_counter() - self._begun
-            self._begun = None
-
-
-def _remove_callback(clock: _CollectionClock) -> None:
-    with suppress(ValueError):  # the script may have emptied the list
-        gc.callbacks.remove(clock)
-
-
 @contextmanager
-def _counted_calls(seen: _Seen, clock: _CollectionClock) -> Iterator[None]:
-    """Count calls that switch anomaly detection on, collect garbage or empty the cache."""
+def _counted_calls(seen: _Seen) -> Iterator[None]:
+    """Count calls that switch anomaly detection on."""
     set_anomaly = torch.set_anomaly_enabled
-    collect = gc.collect
-    empty_cache = torch.cuda.empty_cache
 
     def anomaly(mode: bool, check_nan: bool = True) -> None:
         seen.anomaly_calls += mode
         set_anomaly(mode, check_nan)
 
-    def counted_collect(*args: Any, **kwargs: Any) -> int:
-        seen.collect_calls += 1
-        clock.is_explicit = True
-        try:
-            return collect(*args, **kwargs)
-        finally:
-            clock.is_explicit = False
-
-    def counted_empty_cache() -> None:
-        seen.empty_cache_calls += 1
-        empty_cache()
-
-    with (
-        _replaced((torch,), "set_anomaly_enabled", anomaly),
-        _replaced((gc,), "collect", counted_collect),
-        _replaced((torch.cuda, torch.cuda.memory), "empty_cache", counted_empty_cache),
-    ):
+    with _replaced((torch,), "set_anomaly_enabled", anomaly):
         yield
 
 
@@ -263,13 +197,6 @@ def _switches(
         yield _Switch("anomaly", _without_anomaly_detection)
     if is_traced():
         yield _Switch("tracer", _without_tracing)
-    if seen.collect_calls >= seen.steps:
-        yield _Switch("gc_collect", lambda: _replaced((gc,), "collect", lambda *_, **__: 0))
-    if seen.empty_cache_calls >= seen.steps and kind != "cpu":
-        owners = (torch.cuda, torch.cuda.memory)
-        yield _Switch("empty_cache", lambda: _replaced(owners, "empty_cache", lambda: None))
-    if seen.automatic_gc_share >= _GC_SHARE:
-        yield _Switch("automatic_gc", _rare_collections, share=seen.automatic_gc_share)
     if is_deterministic(kind):
         yield _Switch("deterministic", _nondeterministic)
     if kind == "cpu":
@@ -342,22 +269,6 @@ def _without_tracing() -> Iterator[None]:
             profile.enable()
         else:
             sys.setprofile(profile)
-
-
-@contextmanager
-def _rare_collections() -> Iterator[None]:
-    """Leave existing objects out of automatic collections, and make these rare."""
-    thresholds = gc.get_threshold()
-    is_frozen = gc.get_freeze_count() > 0  # the script's or a preloading process's own
-    if not is_frozen:
-        gc.freeze()
-    gc.set_threshold(_GC_THRESHOLD, *thresholds[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*thresholds)
-        if not is_frozen:
-            gc.unfreeze()
 
 
 @contextmanager
@@ -460,8 +371,6 @@ def _compare(
         None if steps are too long.
     """
     rounds = _ROUNDS
-    if switch.name == "automatic_gc":
-        seconds *= _GC_STRETCHES
     steps = max(1, ceil(seconds / (2 * rounds) / max(step_s, 1e-6)))
     if 2 * rounds * (steps + 1) * step_s > _LONGEST_S:
         rounds = _FEWEST_ROUNDS

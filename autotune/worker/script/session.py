@@ -350,6 +350,8 @@ def _add_notes(measurement: Measurement, scene: Scene) -> Measurement:
         )
     if ranks > 1:
         notes = (*notes, seen_on_rank_0(ranks))
+        # The other ranks are no children of this process, but no other programs either.
+        measurement = measurement.model_copy(update={"host_load": None})
     return measurement.model_copy(update={"notes": notes})
 
 

@@ -123,7 +123,7 @@ EXPECTATIONS: tuple[Expectation, ...] = (
     ),
     Expectation(
         name="iterable_dup",
-        causes=frozenset({"data_cpu"}),
+        causes=frozenset({"repeats"}),
         says=r"shared? out|share the stream|same (samples|items)|whole stream|get_worker_info|several times",
         right=Remedies(
             kinds=frozenset({"shard_stream"}), words=r"get_worker_info|share the stream"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import cProfile
-import gc
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -19,7 +18,7 @@ from autotune.records.measurement import SwitchName
 from autotune.worker import modes
 from autotune.worker.device import open_device
 from autotune.worker.extras import what_if
-from autotune.worker.extras.what_if import SwitchReport, _rare_collections, measure_switches
+from autotune.worker.extras.what_if import SwitchReport, measure_switches
 from autotune.worker.step import Step, Trainer, make_trainer
 
 BATCH = torch.ones(8, 4)
@@ -85,23 +84,6 @@ def test_anomaly_detection_is_off_in_half_of_the_steps(is_each_step: bool) -> No
     assert gain.rounds == what_if._ROUNDS
     assert report.modes.is_anomaly_detected
     assert seen.count(False) == gain.rounds * (gain.steps + 1)
-
-
-def test_collections_of_each_step_are_left_out() -> None:
-    own = gc.collect
-    assert names(switched(trainer_of(lambda: gc.collect(0)))) == ["gc_collect"]
-    assert gc.collect is own
-
-
-def test_rare_collections_of_the_script_are_not_compared() -> None:
-    steps = iter(range(10**6))
-
-    def work() -> None:
-        if next(steps) % 3 == 0:
-            gc.collect(0)
-        torch.cuda.empty_cache()
-
-    assert names(switched(trainer_of(work))) == [], "on a CPU there is no cache to empty"
 
 
 def test_deterministic_algorithms_are_put_back() -> None:
@@ -172,44 +154,26 @@ def test_subnormal_values_of_narrow_types_do_not_count() -> None:
     assert switched(trainer_of(lambda: small * 0.5)).gains == ()
 
 
-def test_rare_collections_are_put_back() -> None:
-    thresholds = gc.get_threshold()
-    frozen = gc.get_freeze_count()
-    with _rare_collections():
-        assert gc.get_threshold()[0] > thresholds[0]
-        assert gc.get_freeze_count() > 0
-    assert gc.get_threshold() == thresholds
-    assert gc.get_freeze_count() == frozen
-
-
-def test_automatic_collections_are_compared_where_they_take_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(what_if, "_GC_SHARE", 0.0)
-    (gain,) = switched(trainer_of()).gains
-    assert gain.name == "automatic_gc"
-    assert gain.share is not None
-
-
 def test_failed_switch_leaves_a_note() -> None:
     def work() -> None:
-        gc.collect(0)
         if not torch.is_anomaly_enabled():
             raise KeyError("no anomaly")
 
-    with torch.autograd.set_detect_anomaly(True):
+    with torch.autograd.set_detect_anomaly(True), _traced():
         report = switched(trainer_of(work))
         assert torch.is_anomaly_enabled()
     assert [note.code for note in report.notes] == ["switch_failed"]
-    assert names(report) == ["gc_collect"], "the others are compared"
+    assert names(report) == ["tracer"], "the others are compared"
 
 
 def test_long_steps_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(what_if, "_LONGEST_S", 0.0)
-    report = switched(trainer_of(lambda: gc.collect(0)))
+    with _traced():
+        report = switched(trainer_of(lambda: None))
     assert report.gains == ()
     assert [note.code for note in report.notes] == ["steps_too_long_to_switch"]
 
 
 def test_nothing_is_compared_close_to_the_deadline() -> None:
-    assert switched(trainer_of(lambda: gc.collect(0)), ends_at=-inf).gains == ()
+    with _traced():
+        assert switched(trainer_of(lambda: None), ends_at=-inf).gains == ()
