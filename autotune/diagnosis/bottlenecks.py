@@ -411,6 +411,10 @@ def _between_operators(evidence: Evidence, compute: float, idle: float) -> Findi
                 operators=operators, operator_s=operator_s, fixed_fraction=fixed
             )
             return _finding("launch", idle + compute * fixed, small)
+    long_gaps = None if run.breakdown is None else run.breakdown.long_gap_fraction
+    if not operators and long_gaps is not None and long_gaps >= idle / 2 > 0:
+        own = messages.own_gaps_evidence(share=idle)
+        return _finding("script", idle, own)
     alone = None if run.ceilings is None else run.ceilings.device
     gaps = messages.launch_evidence(
         share=idle,
@@ -563,7 +567,10 @@ def _without_known_parts(evidence: Evidence, shares: Sequence[RunShare]) -> Evid
         name: Share(fraction=min(1.0, fraction / total), source=getattr(breakdown, name).source)
         for name, fraction in fractions.items()
     }
-    cleaned = TimeBreakdown(**parts, restart_fraction=0.0)
+    long_gaps = breakdown.long_gap_fraction
+    if long_gaps is not None:
+        long_gaps = min(parts["idle"].fraction, long_gaps / total)
+    cleaned = TimeBreakdown(**parts, restart_fraction=0.0, long_gap_fraction=long_gaps)
     run = evidence.measurement.model_copy(update={"breakdown": cleaned})
     return evidence.model_copy(update={"measurement": run})
 
@@ -636,6 +643,9 @@ def find_in_run(evidence: Evidence, shares: Sequence[RunShare]) -> Iterator[Find
     """Yield the bottlenecks of a run outside its steps."""
     if evidence.watched is None:
         return
+    mode = _unmeasured_mode(evidence)
+    if mode is not None:
+        yield mode
     cores = cores_finding(evidence)
     if cores is not None:
         yield cores
@@ -654,6 +664,18 @@ def find_in_run(evidence: Evidence, shares: Sequence[RunShare]) -> Iterator[Find
             )
             yield _finding(bottleneck, share.fraction, words)
     yield from findings_of_parts(evidence.watched, shares)
+
+
+def _unmeasured_mode(evidence: Evidence) -> Finding | None:
+    """Return a debugging mode that is on and was not compared, with a share of 0; None without one."""
+    modes = modes_of(evidence)
+    compared = {switch.name for switch in evidence.measurement.switches}
+    if modes.is_profiled and "profiler" not in compared:
+        place = modes.places.get("profiler", "")
+        return _finding("debugging", 0.0, messages.mode_left_on(mode="profiler", place=place))
+    for variable, value in modes.variables.items():
+        return _finding("debugging", 0.0, messages.variable_left_on(name=variable, value=value))
+    return None
 
 
 def _exchange(watched: WatchedRun, share: float) -> Iterator[Finding]:
@@ -701,8 +723,9 @@ def _of_run(
         ),
         *of_run,
     ]
-    heavy = [finding for finding in found if finding.share >= _LEAST_SHARE] or found[:1]
     first = advice[0].against if advice and advice[0].is_fault else None
+    heavy = [one for one in found if one.share >= _LEAST_SHARE or one.bottleneck == first]
+    heavy = heavy or found[:1]
     return tuple(
         sorted(heavy, key=lambda finding: (finding.bottleneck != first, -finding.share))
         if len(shares) and evidence.watched is not None
@@ -750,21 +773,7 @@ def make_headline(
         return (messages.healthy(share=first.share, least_gain=least_gain),)
     if first.bottleneck == "unknown":
         return (messages.time_unknown(),)
-    head = messages.bottleneck(bottleneck=first.bottleneck, share=first.share)
-    if first.bottleneck == "compute" and evidence.measurement.breakdown is None:
-        head = messages.time_not_attributed(share=first.share)
-    elif first.bottleneck == "compute" and len(findings) > 1:
-        head = messages.bottleneck(
-            bottleneck=first.bottleneck,
-            share=first.share,
-            second=findings[1].bottleneck,
-            second_share=findings[1].share,
-        )
-    part = next((share for share in shares if share.part == first.bottleneck), None)
-    if part is not None and evidence.watched is not None:
-        head = messages.largest_share(
-            part=part.part, share=part.fraction, period=part.period, place=part.place
-        )
+    head = _first_sentence(evidence, findings, shares)
     if advice and advice[0].is_fault:
         warnings = [] if advice[0].against else memory_warnings(evidence)
         return warnings[0] if warnings else head, _remedy_of(evidence, advice[0])
@@ -774,6 +783,30 @@ def make_headline(
     if has_others:
         return head, messages.no_setting_helps(least_gain=LEAST_GAIN)
     return head, messages.others_not_measured()
+
+
+def _first_sentence(
+    evidence: Evidence, findings: Sequence[Finding], shares: Sequence[RunShare]
+) -> Note:
+    """Return the bottleneck in a sentence: of a part of the run, with its period and place."""
+    first = findings[0]
+    if first.bottleneck == "debugging" and not first.share:
+        return messages.cost_not_measured(evidence=first.evidence)
+    part = next((share for share in shares if share.part == first.bottleneck), None)
+    if part is not None and evidence.watched is not None:
+        return messages.largest_share(
+            part=part.part, share=part.fraction, period=part.period, place=part.place
+        )
+    if first.bottleneck == "compute" and evidence.measurement.breakdown is None:
+        return messages.time_not_attributed(share=first.share)
+    if first.bottleneck == "compute" and len(findings) > 1:
+        return messages.bottleneck(
+            bottleneck=first.bottleneck,
+            share=first.share,
+            second=findings[1].bottleneck,
+            second_share=findings[1].share,
+        )
+    return messages.bottleneck(bottleneck=first.bottleneck, share=first.share)
 
 
 def _remedy_of(evidence: Evidence, piece: Advice) -> Note:

@@ -29,6 +29,11 @@ _MORE_IN_VALIDATION = 1.1
 some percent. Source: our convention."""
 
 
+_LARGE_COPIES_BYTES = 64 * 2**20
+"""Copies observed from which they are worth a remedy before any setting; less may be the workers' own
+memory, of which an extrapolation makes much. Source: our convention."""
+
+
 def memory_warnings(evidence: Evidence) -> tuple[Note, ...]:
     """Return notes on memory that grows or that validation needs; those beyond a limit first."""
     if evidence.watched is None:
@@ -57,7 +62,9 @@ def memory_remedies(evidence: Evidence) -> Iterator[Advice]:
                 workers=copying.workers,
                 fewer_workers=_workers_that_fit(evidence, copying),
             )
-            yield advise(words, present, None, is_fault=True)
+            is_large = copying.workers * copying.copied_bytes >= _LARGE_COPIES_BYTES
+            is_fault = is_large or bool(note.figures["is_beyond_limit"])
+            yield advise(words, present, None, is_fault=is_fault)
     kept = kept_graphs_of(watched.memory)
     if kept is not None:
         words = remedies.detach_kept_tensors(

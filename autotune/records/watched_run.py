@@ -217,6 +217,9 @@ class WatchedRun(FrozenModel):
     """The last of these epochs was ended early, to see what the script does after one."""
     worker_starts: tuple[WorkerStart, ...] = ()
     """Starts of loader workers, in order."""
+    active_workers: int | None = None
+    """Workers of a stream that still had samples, in the middle of an epoch; None without workers,
+    or if the dataset is no stream."""
     modes: Modes = Modes()
     written_elsewhere: tuple[str, ...] = ()
     """Existing files whose redirected writes went to another file system: they may cost more in

@@ -1036,6 +1036,8 @@ class Session:
             if isinstance(self.feed, ScriptFeed):
                 samples = self.feed.epoch_samples
                 workers = self.feed.worker_pids
+                if self.feed.is_iterable and workers and not self._watch.is_epoch_cut:
+                    self._watch.active_workers = self.feed.active_workers
             self._watch.stepped(self.sightings.most_steps, samples, workers)
 
     def _check_for_kept_batches(self) -> None:

@@ -99,6 +99,8 @@ class Watch:
         self.has_group = False
         """True if training runs in a process group."""
         self._modes_due = 0.0
+        self.active_workers: int | None = None
+        """Workers of a stream that still have samples."""
         self.is_over = False
         """True once nothing is recorded any more."""
         self._starts = WorkerStarts()
@@ -479,6 +481,7 @@ class Watch:
             epochs_ended=self._epochs_ended,
             is_epoch_cut=self.is_epoch_cut,
             worker_starts=self._starts.starts,
+            active_workers=self.active_workers,
             modes=self._joined_modes(),
             memory=self._growth.report(self._peaks),
             written_elsewhere=files_elsewhere(),
