@@ -1002,7 +1002,11 @@ def _fewer_syncs(evidence: Evidence) -> Iterator[Advice]:
             exposed_s=exchange.exposed_s,
             exchange_fraction=share,
         )
-        yield advise_saving(words, surplus * share, "communication")
+        # Computing that hides an exchange shares its cores, or its memory bandwidth, with it.
+        least = surplus * share
+        most = min(_MOST_SAVED, least * (exchange.exchange_s or 0.0) / exchange.exposed_s)
+        saved = Interval(value=(least + most) / 2, low=least, high=most)
+        yield advise_saving(words, saved, "communication")
     if exchange.searches_unused and not exchange.has_unused:
         yield advise_saving(messages.no_search_for_unused(), None, "communication")
 

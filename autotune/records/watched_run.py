@@ -188,6 +188,8 @@ class Exchange(FrozenModel):
     exposed_s: float | None = None
     """Mean seconds of such an exchange that computing did not hide, by DDP's own sampled timers;
     None if it has not sampled any."""
+    exchange_s: float | None = None
+    """Mean seconds of the whole exchange, of which computing hides a part."""
     searches_unused: bool = False
     """find_unused_parameters=True."""
     has_unused: bool = False

@@ -608,6 +608,7 @@ def _exchange(watch: Watch, ddp: DistributedDataParallel | None) -> Exchange | N
         backwards=watch.backwards,
         synchronised=watch.synchronised,
         exposed_s=max(0, exchange_ns - hidden_ns) * 1e-9 if exchange_ns else None,
+        exchange_s=exchange_ns * 1e-9 if exchange_ns else None,
         searches_unused=ddp.find_unused_parameters,
         has_unused=bool(found.get("unused_parameter_size")),
     )
