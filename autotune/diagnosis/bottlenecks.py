@@ -797,7 +797,8 @@ def _first_sentence(
         return messages.largest_share(
             part=part.part, share=part.fraction, period=part.period, place=part.place
         )
-    if first.bottleneck == "compute" and evidence.measurement.breakdown is None:
+    is_divided = evidence.measurement.breakdown is not None or evidence.watched is not None
+    if first.bottleneck == "compute" and not is_divided:
         return messages.time_not_attributed(share=first.share)
     if first.bottleneck == "compute" and len(findings) > 1:
         return messages.bottleneck(
