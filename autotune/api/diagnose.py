@@ -58,7 +58,16 @@ docs/diagnose.md promises it."""
 _LEAST_CURVES_S = 10.0
 """Least time for the curves, without the trial's start; less is not worth building the workload
 again. Source: our convention."""
-_SURE_CODES = frozenset({"bottleneck", "time_not_attributed", "computed_setting"})
+_SURE_CODES = frozenset(
+    {
+        "bottleneck",
+        "computed_setting",
+        "cost_not_measured",
+        "largest_share",
+        "remedy_expected",
+        "time_not_attributed",
+    }
+)
 """Part of a headline that is shown while other settings are still measured."""
 
 
@@ -93,7 +102,7 @@ class DiagnosisResult:
 
     @property
     def is_healthy(self) -> bool:
-        """True if nothing but computing takes a tenth of the time, and no measurement promises 5 % more."""
+        """True if only computing takes a tenth of the time, without a fault, and no advice gains 5 %."""
         return self.diagnosis.is_healthy
 
     @property
@@ -108,7 +117,7 @@ class DiagnosisResult:
 
     @property
     def advice(self) -> tuple[Advice, ...]:
-        """Remedies: settings first, then others, each by gain."""
+        """Remedies: faults worth 10 % by gain, then faults of unknown gain, then the rest by gain."""
         return self.diagnosis.advice
 
     def report(self) -> str:

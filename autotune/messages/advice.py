@@ -77,11 +77,8 @@ def _cautions(settings: Iterable[str]) -> str:
     return "; ".join(filter(None, (BY_NAME[name].caution for name in settings)))
 
 
-def _gain_interval(low: float, high: float) -> str:
-    return f"the 95 % interval of the gain is {show_interval(low, high, 'gain')}"
-
-
-# Work that recurs besides the steps: checkpoints, validation, logging, collections
+# Work that recurs besides the steps: checkpoints, validation, logging, collections. Reports show the
+# place of advice; how often it recurs stands in the basis.
 
 
 @_advice
@@ -94,23 +91,22 @@ def save_less_often(
     is_asynchronous: bool,
     steps: int | None = None,
 ) -> tuple[str, str]:
-    text = f"Write checkpoints less often{_than(period, place, steps)}"
+    text = f"Save {_rarer(steps)}"
+    basis = describe_recurring(what, place, period, each_s, each_bytes)
     if not is_asynchronous:
-        text += (
-            ", or in the background: torch.distributed.checkpoint.async_save, or a copy in host "
-            "memory that a thread writes"
-        )
-    return text, describe_recurring(what, place, period, each_s, each_bytes)
+        text += ", or in the background: torch.distributed.checkpoint.async_save"
+        basis += "; a thread that writes a copy in host memory does as well"
+    return text, basis
 
 
 @_advice
 def validate_less(
     what: str, place: str, period: str, each_s: float, steps: int | None = None
 ) -> tuple[str, str]:
+    recurring = describe_recurring(f"a pass over {what}", place, period, each_s)
     return (
-        f"Validate less often{_than(period, place, steps)}, or on fewer batches; larger batches and "
-        "torch.inference_mode() make each one quicker"
-    ), describe_recurring(f"a pass over {what}", place, period, each_s)
+        f"Validate {_rarer(steps)}, or on fewer batches"
+    ), f"{recurring}; larger batches and torch.inference_mode() make each pass quicker"
 
 
 @_advice
@@ -122,7 +118,7 @@ def log_less_often(
     has_histograms: bool,
     steps: int | None = None,
 ) -> tuple[str, str]:
-    text = f"Log less often{_than(period, place, steps)}"
+    text = f"Log {_rarer(steps)}"
     if has_histograms:
         text += ", and leave out histograms of parameters and gradients"
     else:
@@ -133,9 +129,11 @@ def log_less_often(
 @_advice
 def freeze_objects(what: str, period: str, each_s: float) -> tuple[str, str]:
     return (
-        "Call gc.freeze() once model and data are built, so that garbage collections skip them, or "
-        "gc.disable() with a gc.collect() every thousand steps"
-    ), describe_recurring(what, "", period, each_s)
+        "Call gc.freeze() once model and data are built, so that garbage collections skip them"
+    ), (
+        f"{describe_recurring(what, '', period, each_s)}; gc.disable() with a gc.collect() every "
+        "thousand steps does as well"
+    )
 
 
 @_advice
@@ -143,25 +141,21 @@ def collect_less_often(
     what: str, place: str, period: str, each_s: float, steps: int | None = None
 ) -> tuple[str, str]:
     return (
-        f"Call {what} less often{_than(period, place, steps)}: Python frees most objects without it"
+        f"Call {what} {_rarer(steps)}: Python frees most objects without it"
     ), describe_recurring(what, place, period, each_s)
 
 
 @_advice
 def keep_cache(what: str, place: str, period: str, each_s: float) -> tuple[str, str]:
-    where = f" at {place}" if place else ""
+    recurring = describe_recurring(what, place, period, each_s)
     return (
-        f"Remove {what}{where}: torch uses freed memory again by itself, and asking the driver for "
-        "it is slow"
-    ), describe_recurring(what, place, period, each_s)
+        f"Remove {what}: torch uses freed memory again by itself"
+    ), f"{recurring}; asking the driver for memory is slow"
 
 
-def _than(period: str, place: str, steps: int | None) -> str:
-    """Return how often something happens now, its place, and a better period."""
-    now = f" than {period}" if period.startswith(("every", "each")) else ""
-    where = f" ({place})" if place else ""
-    instead = "" if steps is None else f", such as every {steps:,} steps"
-    return f"{now}{where}{instead}"
+def _rarer(steps: int | None) -> str:
+    """Return how often something should happen: "every 100 steps"; "less often" if epochs set it."""
+    return "less often" if steps is None else f"every {steps:,} steps"
 
 
 # The loader
@@ -267,7 +261,7 @@ def add_shards(
     return (
         f"Split the stream's data into at least {num_workers} shards: with {stream_shards}, only as "
         f"many of the {num_workers} workers deliver samples"
-    ), f"the loader's throughput for each shard; {_gain_interval(gain_low, gain_high)}"
+    ), "the loader's throughput for each shard"
 
 
 @_advice
@@ -280,15 +274,15 @@ def draw_faster(
     gain_low: float,
     gain_high: float,
 ) -> tuple[str, str]:
-    even = ", even with workers, so that more of them do not help" if num_workers else ""
+    even = ", even with workers" if num_workers else ""
     return (
-        f"Draw indices faster than {sampler or 'the sampler'} does: "
-        f"{format_short_time(sampler_s)} for each batch and {format_short_time(sampler_start_s)} at "
-        f"each start of an epoch, in the training process{even}. Draw them for many batches at once "
-        "with NumPy or torch, compute weights and orders once, and sort no whole epoch"
+        f"Draw indices faster than {sampler or 'the sampler'} does: for many batches at once with "
+        "NumPy or torch, with weights and orders computed once, without sorting a whole epoch"
     ), (
-        f"a batch takes {format_short_time(batch_s)} in training; if drawing cost nothing, "
-        f"{_gain_interval(gain_low, gain_high)}"
+        f"drawing takes {format_short_time(sampler_s)} for each batch and "
+        f"{format_short_time(sampler_start_s)} at each start of an epoch, in the training "
+        f"process{even}, where a batch takes {format_short_time(batch_s)}; at most, if drawing cost "
+        "nothing"
     )
 
 
@@ -304,17 +298,18 @@ def speed_up_collate(
 ) -> tuple[str, str]:
     where = f" ({place})" if place else ""
     text = (
-        f"Speed up the collate function {function}{where}: it takes {format_short_time(collate_s)} "
-        f"for each batch, its items {format_short_time(items_s)}. Fill tensors by slices, "
-        "torch.stack or pad_sequence in place of loops over single values, and move work on single "
-        "items into the dataset"
+        f"Speed up the collate function {function}{where}: fill tensors by slices, torch.stack or "
+        "pad_sequence in place of loops over single values"
     )
-    interval = _gain_interval(gain_low, gain_high)
+    basis = (
+        f"it takes {format_short_time(collate_s)} for each batch, its items "
+        f"{format_short_time(items_s)}, and work on single items can move into the dataset"
+    )
     if plain_s is None:
-        return text, f"at most, if collating cost nothing; {interval}"
+        return text, f"{basis}; at most, if collating cost nothing"
     return text, (
-        "default_collate with pad_sequence takes "
-        f"{format_short_time(plain_s)} for the same items; {interval}, if the function does no more"
+        f"{basis}; default_collate with pad_sequence takes {format_short_time(plain_s)} for the "
+        "same items, if the function does no more"
     )
 
 
@@ -329,21 +324,22 @@ def fetch_batches(
     gain_high: float,
 ) -> tuple[str, str]:
     text = (
-        "Take the items of a batch from the dataset at once: they are in memory, and calls for each "
-        f"of {samples:,} items with {format_short_time(collate_s)} of collating them are most of the "
-        "work. Give the dataset a __getitems__ that indexes with the list of indices (and a "
-        "collate_fn that returns its result), or use sampler=BatchSampler(...) with batch_size=None"
+        "Give the dataset a __getitems__ that takes a list of indices, and a collate_fn that "
+        "returns its result; or use sampler=BatchSampler(...) with batch_size=None"
     )
-    interval = _gain_interval(gain_low, gain_high)
     now = format_short_time(item_s * samples + collate_s)
+    work = (
+        f"the items are in memory, and calls for each of {samples:,} items with "
+        f"{format_short_time(collate_s)} of collating them are most of the work"
+    )
     if is_measured:
         return text, (
-            f"dataset[list of indices] gives the same values in {format_short_time(fetch_s)} "
-            f"instead of {now} for a batch, timed here; {interval}"
+            f"{work}; dataset[list of indices] gives the same values in "
+            f"{format_short_time(fetch_s)} instead of {now} for a batch, timed here"
         )
     return text, (
-        f"at most, if a batch costs a copy of its bytes ({format_short_time(fetch_s)} instead of "
-        f"{now}); {interval}"
+        f"{work}; at most, if a batch costs a copy of its bytes ({format_short_time(fetch_s)} "
+        f"instead of {now})"
     )
 
 
@@ -362,12 +358,13 @@ def read_parts(
     if has_room and items is not None:
         room = f", or keep all {items:,} items in RAM ({format_bytes(items * item_bytes)})"
     return (
-        f"Read only the part of a file that an item needs: for {format_bytes(item_bytes)} it reads "
-        f"{format_bytes(read_bytes)} and holds {format_bytes(peak_bytes)} in memory ({times} "
-        "times). Store the data so that a part can be read alone (arrays in .npy files opened with "
-        f'mmap_mode="r", chunks of one item), or read neighbours together{room}. More workers than '
-        "cores do not help"
-    ), f"at most, if an item cost its own share; {_gain_interval(gain_low, gain_high)}"
+        'Read only the part of a file that an item needs (np.load with mmap_mode="r", chunks of one '
+        f"item), or read neighbours together{room}"
+    ), (
+        f"for an item of {format_bytes(item_bytes)} it reads {format_bytes(read_bytes)} and holds "
+        f"{format_bytes(peak_bytes)} in memory ({times} times), so that more workers than cores do "
+        "not help; at most, if an item cost its own share"
+    )
 
 
 @_advice
@@ -383,10 +380,7 @@ def open_in_each_worker(
     return (
         f"Open files in each worker, at the first item or in worker_init_fn, and share no lock: "
         f"the dataset holds {held}, and the workers wait for each other"
-    ), (
-        f"{num_workers} workers are {speedup:.1f} times as fast as one, with {cores} cores; "
-        f"{_gain_interval(gain_low, gain_high)}"
-    )
+    ), f"{num_workers} workers are {speedup:.1f} times as fast as one, with {cores} cores"
 
 
 @_advice
@@ -460,7 +454,7 @@ def keep_workers(
         text += "; workers then miss the dataset's set_epoch"
     return text, (
         f"{format_short_time(restart_s)} of each epoch of {format_short_time(epoch_s)} pass before "
-        f"its first batch; {_gain_interval(gain_low, gain_high)}"
+        "its first batch"
     )
 
 
@@ -762,9 +756,11 @@ def shorten_line(
 ) -> tuple[str, str]:
     called = f" ({calls})" if calls else ""
     where = f"`{code}`" if code else "the code"
-    action = "work on whole tensors in place of loops in Python"
-    if not is_in_model:
-        action += ", do it every hundredth step, or in another thread"
+    action = "work on whole tensors in place of loops in Python, "
+    if is_in_model:
+        action += "or move it into the dataset"
+    else:
+        action += "move it into the dataset, or do it less often if training does not need it in each step"
     return (
         f"Make {function} ({place}) cheaper: {where}{called} runs in each step; {action}"
     ), f"stacks show it in {format_fraction(fraction)} of the training thread's time"
@@ -772,12 +768,14 @@ def shorten_line(
 
 @_advice
 def shorten_own_code(share: float, outside_s: float | None) -> tuple[str, str]:
-    taking = "" if outside_s is None else f" for {format_short_time(outside_s)} of each step"
+    taking = "" if outside_s is None else f", {format_short_time(outside_s)} of each step"
     return (
-        f"Find what the script does besides training{taking}: logging, metrics in Python, locks, "
-        "sleeps, calls to a service (python -m cProfile, py-spy). Do it every hundredth step, or in "
-        "another thread"
-    ), _all_saved("that code", share)
+        "Find what the script does besides training (python -m cProfile, py-spy), and do it less "
+        "often if training does not need it in each step"
+    ), (
+        f"{_all_saved('that code', share)}{taking}; it may be logging, metrics in Python, locks, "
+        "sleeps, or calls to a service"
+    )
 
 
 @_advice
@@ -824,7 +822,7 @@ def batch_like_lengths(
         f"Batch sequences of similar lengths (a batch sampler that sorts pools of {pool_batches} "
         "batches by length, and shuffles pools and batches): padding falls from "
         f"{format_fraction(padding)} of the tokens to {format_fraction(bucket_padding)}"
-    ), f"{_lengths_basis(items, timed, device_time)}; {_gain_interval(gain_low, gain_high)}"
+    ), _lengths_basis(items, timed, device_time)
 
 
 @_advice
@@ -846,8 +844,8 @@ def pack_sequences(
         f"mask or attention by cumulative lengths): padding falls from {format_fraction(padding)} "
         f"of the tokens to {format_fraction(packed_padding)}"
     ), (
-        f"{_lengths_basis(items, timed, device_time)} for a sample; "
-        f"{_gain_interval(gain_low, gain_high)}, whether or not attention covers whole rows"
+        f"{_lengths_basis(items, timed, device_time)} for a sample, whether or not attention covers "
+        "whole rows"
     )
 
 
@@ -900,8 +898,6 @@ def checkpoint_activations(
     )
     if forward_fraction is not None:
         basis += f"; recomputing the blocks takes {format_fraction(forward_fraction)} of a step"
-    if gain_low is not None and gain_high is not None:
-        basis += f"; {_gain_interval(gain_low, gain_high)}"
     return (
         f"Checkpoint the {blocks} blocks of class {block} (torch.utils.checkpoint): {effect}",
         basis,
@@ -1044,7 +1040,7 @@ def switch_off_mode(
     gain_high: float | None,
 ) -> tuple[str, str]:
     where = f" ({place})" if place else ""
-    return f"{_SWITCHED_OFF[mode]}{where}", _switched(mode, ratio, low, high, gain_low, gain_high)
+    return f"{_SWITCHED_OFF[mode]}{where}", _switched(mode, ratio, low, high)
 
 
 _SWITCHED_OFF = {
@@ -1083,24 +1079,14 @@ _DOCUMENTED = {
 """Cost of each mode where it was not measured."""
 
 
-def _switched(
-    mode: str,
-    ratio: float | None,
-    low: float | None,
-    high: float | None,
-    gain_low: float | None,
-    gain_high: float | None,
-) -> str:
-    """Return the measured ratio of steps and the interval of the gain; else what is documented."""
+def _switched(mode: str, ratio: float | None, low: float | None, high: float | None) -> str:
+    """Return the measured ratio of steps with its interval; else what is documented."""
     if ratio is None or low is None or high is None:
         return f"not measured; {_DOCUMENTED[mode]}"
-    steps = (
+    return (
         f"with {MODES[mode]} a step takes {format_times(ratio)} times as long "
         f"({show_interval(low, high, 'times')})"
     )
-    if gain_low is None or gain_high is None:
-        return steps
-    return f"{steps}; {_gain_interval(gain_low, gain_high)}"
 
 
 @_advice

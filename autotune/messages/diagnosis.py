@@ -121,9 +121,8 @@ def remedy_expected(
     if gain is None:
         return f"{remedy}."
     text = f"{remedy}: {show(gain, 'gain')} expected"
-    if low is None:
-        return f"{text}."
-    return f"{text} ({show_gain_interval(low, high)})."
+    interval = "" if low is None else show_gain_interval(low, high)
+    return f"{text} ({interval})." if interval else f"{text}."
 
 
 @message
@@ -193,7 +192,7 @@ def not_observed(parts: Sequence[str], observed_s: float) -> str:
 
 @message
 def not_excluded(cause: str, reason: Note | str) -> str:
-    return f"{_CHECKS[cause]} ({reason})"
+    return f"{CHECKS[cause]} ({reason})"
 
 
 @message
@@ -201,12 +200,12 @@ def several_ranks() -> str:
     return "the script has several ranks"
 
 
-_CHECKS = {
+CHECKS = {
     "lines": "slow lines of the script",
     "growth": "memory that grows in workers",
     "modes": "debugging modes, subnormal values",
 }
-"""Causes that a check may not reach."""
+"""Causes that a check may not reach, by their codes in notes."""
 
 
 # Evidence
@@ -277,8 +276,10 @@ def own_code_evidence(share: float) -> str:
 
 
 @message
-def part_evidence(share: float, period: str, place: str) -> str:
-    return f"{format_fraction(share)} of the time, {period} at {place}"
+def part_evidence(share: float, period: str = "", place: str = "") -> str:
+    where = f"at {place}" if place else ""
+    recurs = " ".join(filter(None, [period, where]))
+    return ", ".join(filter(None, [f"{format_fraction(share)} of the time", recurs]))
 
 
 @message

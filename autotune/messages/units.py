@@ -171,10 +171,15 @@ def show_interval(low: float, high: float, unit: Unit) -> str:
 
 
 def show_gain_interval(low: float, high: float | None) -> str:
-    """Return the ends of a gain's interval: "+55 to +90 %", "at least +20 %" without an upper one."""
+    """Return the ends of a gain's interval: "+55 to +90 %", "at least +20 %" without an upper one.
+
+    Empty if both ends look the same.
+    """
     if high is None or not isfinite(high):
         return f"at least {format_gain(low)}"
     ends = [format_gain(low), format_gain(high)]
+    if ends[0] == ends[1]:
+        return ""
     for unit in (" %", " times"):
         if ends[0].endswith(unit) and ends[1].endswith(unit):
             ends[0] = ends[0].removesuffix(unit)

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from autotune.diagnosis.bottlenecks import breakdown_of
-from autotune.messages.diagnosis import BOTTLENECKS
+from autotune.messages.diagnosis import BOTTLENECKS, CHECKS
 from autotune.messages.units import format_count, show, show_gain_interval, show_interval, text_bar
 from autotune.models.observations import points_by_side
 from autotune.note import Note
@@ -185,8 +185,9 @@ def _describe_piece(piece: Advice, *, is_loaded: bool) -> str:
     if piece.expected_gain is not None and not is_loaded:
         gain = show(piece.expected_gain, "gain")
         ends = piece.gain_interval
-        head.append(gain if ends is None else f"{gain} ({show_gain_interval(ends.low, ends.high)})")
-    if piece.place:
+        interval = "" if ends is None else show_gain_interval(ends.low, ends.high)
+        head.append(f"{gain} ({interval})" if interval else gain)
+    if piece.place and piece.place not in piece.text:
         head.append(shorten_path(piece.place, _LONGEST_PLACE))
     return ": ".join(filter(None, [", ".join(head), f"{piece.text}."]))
 
@@ -220,7 +221,7 @@ def _describe_not_excluded(causes: Sequence[Note], width: int) -> str:
     line = one_line(f"Not excluded: {'; '.join(map(str, causes))}")
     if cell_len(line) <= width:
         return line
-    names = ", ".join(str(cause.figures.get("cause", cause)) for cause in causes)
+    names = ", ".join(CHECKS[str(cause.figures["cause"])] for cause in causes)
     return shorten(f"Not excluded: {names}", width)
 
 

@@ -24,6 +24,8 @@ _UNCERTAIN_FROM = 0.02
 """Width of an interval from which it is shown for a part of every step: more than rounding hides.
 Source: our convention."""
 _SUM = "below 1 % each: "
+_SEEN_ONCE = "seen once"
+"""The period of what came a single time, in words of `diagnosis/run_shares`."""
 _RECURRING: tuple[RunPart, ...] = ("checkpoint", "validation", "collection")
 """Parts that are named if none was observed."""
 _LONGEST_BAR = 20
@@ -86,8 +88,8 @@ def _row(share: RunShare) -> HourRow:
     is_uncertain = share.seen is not None or share.high - share.low >= _UNCERTAIN_FROM
     interval = _show_ends(share) if is_uncertain else ""
     recurs = share.period
-    if share.seen == 1:
-        recurs = f"{recurs} (seen once)" if recurs else "seen once"
+    if share.seen == 1 and recurs != _SEEN_ONCE:
+        recurs = f"{recurs} ({_SEEN_ONCE})" if recurs else _SEEN_ONCE
     return HourRow(
         name=RUN_PART_NAMES[share.part],
         fraction=share.fraction,

@@ -109,11 +109,12 @@ def advice_table(advice: Iterable[Advice], *, is_loaded: bool = False) -> Table:
     rows = []
     for piece in advice:
         ends = piece.gain_interval
-        place = f" ({piece.place})" if piece.place else ""
+        interval = "" if ends is None else show_gain_interval(ends.low, ends.high)
+        place = f" ({piece.place})" if piece.place and piece.place not in piece.text else ""
         rows.append(
             {
                 "gain": show(piece.expected_gain, "gain"),
-                INTERVAL: NO_VALUE if ends is None else show_gain_interval(ends.low, ends.high),
+                INTERVAL: interval or NO_VALUE,
                 "samples/s": show(piece.expected_samples_per_s, "plain_rate"),
                 "advice": f"{piece.text}{place}. Basis: {piece.basis}.",
             }

@@ -145,6 +145,7 @@ def test_size_differs_from_its_limit(size: int, limit: int, text: str) -> None:
         (0.8, 1.4, "+80 % to 2.4 times"),
         (1.1, 1.7, "2.1 to 2.7 times"),
         (0.2, inf, "at least +20 %"),
+        (0.821, 0.823, ""),
     ],
 )
 def test_interval_of_a_gain_has_its_unit_once(low: float, high: float, text: str) -> None:

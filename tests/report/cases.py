@@ -9,8 +9,15 @@ from typing import Any
 from autotune.config.plan import ObjectFacts
 from autotune.config.training_config import TrainingConfig
 from autotune.diagnosis.bottlenecks import judge
-from autotune.messages.diagnosis import largest_share, not_excluded, remedy_expected
+from autotune.messages.diagnosis import (
+    CHECKS,
+    largest_share,
+    not_excluded,
+    remedy_expected,
+    several_ranks,
+)
 from autotune.messages.search import little_gain_expected
+from autotune.messages.stacks import sampling_forbidden
 from autotune.messages.trials import clock_lowered, float32_unknown, others_on_device
 from autotune.note import Note
 from autotune.records.ceilings import Ceiling
@@ -642,8 +649,7 @@ def hour_cases() -> dict[str, Diagnosis]:
     }
     steps |= {"startup": 0.006, "copy": 0.0, "other": 0.006}
     save = make_advice(
-        "Save a checkpoint every 60 steps, or in the background: "
-        "torch.distributed.checkpoint.async_save",
+        "Save every 50 steps, or in the background: torch.distributed.checkpoint.async_save",
         gain=(1.36, 1.1, 1.7),
         place="train.py:41",
     )
@@ -655,7 +661,7 @@ def hour_cases() -> dict[str, Diagnosis]:
         amp_dtype="bfloat16",
     )
     rarely = make_advice(
-        "Validate every 200 steps, on fewer batches, or in larger ones under torch.inference_mode()",
+        "Validate every 200 steps, or on fewer batches",
         gain=(0.63, 0.2, inf),
         place="train.py:66",
     )
@@ -670,8 +676,8 @@ def hour_cases() -> dict[str, Diagnosis]:
         "validation", 0.41, (0.2, 0.66), seen=1, period="each epoch", place="train.py:66"
     )
     logging = make_share("logging", 0.012, (0.01, 0.014), seen=190, period="each step")
-    forbidden = not_excluded("subnormal values", "py-spy may not read the process: no ptrace here")
-    too_short = not_excluded("memory growth in workers", "no epoch ended")
+    forbidden = not_excluded("lines", sampling_forbidden("system"))
+    together = not_excluded("modes", several_ranks())
     return {
         "checkpoints": of_hour(
             [checkpoint, *map(make_share, steps, steps.values())], [save, sixteen, larger]
@@ -679,7 +685,7 @@ def hour_cases() -> dict[str, Diagnosis]:
         "validation-seen-once": of_hour(
             [validation, logging, *(make_share(part, 1.6 * steps[part]) for part in steps)],
             [rarely, workers],
-            unchecked=[forbidden],
+            unchecked=[together],
         ),
         "nothing-recurs": of_hour(
             [
@@ -711,7 +717,7 @@ def hour_cases() -> dict[str, Diagnosis]:
                 make_share("waiting", 0.04),
             ],
             [anomaly, sixteen, workers, larger],
-            unchecked=[forbidden, too_short],
+            unchecked=[forbidden, together],
             memory_over_limit=True,
         ),
         "longest": longest_hour(),
@@ -733,7 +739,7 @@ def longest_hour() -> Diagnosis:
     found = of_hour(
         shares,
         advice,
-        unchecked=[not_excluded(f"cause {number}", "no py-spy " * 9) for number in range(5)],
+        unchecked=[not_excluded(cause, "no py-spy " * 9) for cause in CHECKS],
         host_load=HostLoad(
             seconds=1.0, cores=2, reachable_cores=2, busy_s=2.0, own_s=0.5, stolen_s=0.0
         ),

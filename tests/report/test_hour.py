@@ -52,6 +52,7 @@ def test_interval_is_shown_if_it_is_wider_than_the_figure(share: RunShare, inter
         (9, "every 5 steps", "every 5 steps"),
         (1, "each epoch", "each epoch (seen once)"),
         (1, "", "seen once"),
+        (1, "seen once", "seen once"),
     ],
 )
 def test_row_shows_how_often_it_was_seen(seen: int | None, period: str, recurs: str) -> None:
