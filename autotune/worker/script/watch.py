@@ -82,6 +82,10 @@ class _Pass:
     place: str
     peak: AbstractContextManager[None] | None = None
     """Watches the peak of memory."""
+    called_s: float = 0.0
+    """Seconds in the model."""
+    has_batches: bool = False
+    """True once a loader gave a batch for it; else it may be a rollout, or a teacher."""
     is_evaluation: bool = False
     """True once a model was called in eval mode or without gradients."""
 
@@ -334,6 +338,7 @@ class Watch:
         """Record that another loader gave a batch."""
         if self._is_watched() and self._pass is not None:
             self._pass.until = perf_counter()
+            self._pass.has_batches = True
 
     def side_ended(self) -> None:
         """Record that another loader has no more batches."""
@@ -358,12 +363,14 @@ class Watch:
                 yield
             return
         self.side_began(what)
+        begun = perf_counter()
         try:
             yield
         finally:
             if self._pass is not None:
                 self._pass.is_evaluation = True
                 self._pass.until = perf_counter()
+                self._pass.called_s += self._pass.until - begun
 
     def backward_begins(self, *, is_synchronised: bool) -> None:
         """Record a backward pass, which ends a pass without training."""
@@ -391,6 +398,9 @@ class Watch:
         seconds = ended.until - ended.begun
         if not ended.is_evaluation:
             self._move(seconds, "validation", "waiting")
+        elif not ended.has_batches:
+            self._move(ended.called_s, "validation", "forward")
+            self._move(seconds - ended.called_s, "validation", "other")
         elif self._began is not None and not self.is_over:
             self._kind("validation", ended.what, ended.place).add(self._steps, seconds, 0)
 
@@ -442,7 +452,7 @@ class Watch:
         Args:
             epoch_batches: Batches of an epoch of the training loader; None if unknown.
         """
-        if self._pass is not None and self._pass.is_evaluation:
+        if self._pass is not None and self._pass.is_evaluation and self._pass.has_batches:
             self._pass.until = perf_counter()
             self._kind("validation", self._pass.what, self._pass.place).is_cut = True
         self._end_pass()
