@@ -24,7 +24,7 @@ _EVERY_STEP_FROM = 0.8
 convention."""
 _FEWEST = 3
 """Occurrences that show a period. Source: our convention."""
-_APART: frozenset[RunPart] = frozenset(
+APART: frozenset[RunPart] = frozenset(
     {"startup", "checkpoint", "validation", "logging", "collection", "restart"}
 )
 """Parts that a faster step leaves as they are."""
@@ -107,7 +107,25 @@ def run_shares(
 
 def loop_fraction(shares: Sequence[RunShare]) -> float:
     """Return the share of the run that its steps take, without start-up and what recurs."""
-    return 1.0 - sum(share.fraction for share in shares if share.part in _APART)
+    return 1.0 - sum(share.fraction for share in shares if share.part in APART)
+
+
+def known_in_loop(watched: WatchedRun, shares: Sequence[RunShare]) -> float:
+    """Return the share of the run in checkpoints, logging and collections within epochs."""
+    known = 0.0
+    for part in _WITHIN:
+        at_ends_s = sum(
+            one.kind.total_s
+            for one in extrapolate(watched)
+            if one.kind.part == part and "epoch" in one.period
+        )
+        whole_s = watched.parts_s.get(part, 0.0)
+        if whole_s > 0:
+            known += share_of(shares, part) * max(0.0, 1.0 - at_ends_s / whole_s)
+    return known
+
+
+_WITHIN: tuple[RunPart, ...] = ("checkpoint", "logging", "collection")
 
 
 def share_of(shares: Sequence[RunShare], part: RunPart) -> float:

@@ -183,14 +183,16 @@ class Watch:
         has_place = is_recorded and part != "restart" and not what.startswith(AUTOMATIC)
         place = users_place() if has_place else ""
         began_bytes = _written_bytes() if is_recorded and part == "checkpoint" else 0
-        begun = self._enter(part)
+        self._enter(part)
+        before_s = self._seconds.get(part, 0.0)
         try:
             yield
         finally:
-            ended = self._leave()
+            self._leave()
             if is_recorded and self._began is not None and not self.is_over:
                 written = _written_bytes() - began_bytes if part == "checkpoint" else 0
-                self._kind(part, what, place).add(self._steps, ended - begun, written)
+                spent_s = self._seconds.get(part, 0.0) - before_s
+                self._kind(part, what, place).add(self._steps, spent_s, written)
 
     def enter(self, part: RunPart) -> None:
         """Open a part; for work that begins and ends in calls of its own, such as torch's hooks."""
@@ -207,7 +209,11 @@ class Watch:
 
     def _is_absorbed(self, part: RunPart) -> bool:
         """Return whether an open part keeps the time of this one."""
-        return bool(self._open) and self._open[-1] in _ABSORBING and part != "collection"
+        if not self._open or part == "collection":
+            return False
+        # A loss that is printed waits for all work that the device has queued.
+        is_wait = part == "synchronise" and self._open[-1] == "logging"
+        return self._open[-1] in _ABSORBING and not is_wait
 
     def _enter(self, part: RunPart) -> float:
         now = self._spend()

@@ -129,7 +129,7 @@ def test_a_checkpoint_keeps_what_happens_inside_it_but_collections(script: Scrip
     assert found.parts_s["checkpoint"] == 2.0
     assert found.parts_s["collection"] == 0.5
     assert "logging" not in found.parts_s
-    assert only(found, "checkpoint").seconds == (2.5,)
+    assert only(found, "checkpoint").seconds == (2.0,)
     assert only(found, "checkpoint").at_steps == (0,)
 
 
