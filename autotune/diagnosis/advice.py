@@ -1212,9 +1212,13 @@ def _own_code(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
     A line of the script's other code is advised on by its share of the run; see `parts`.
     """
     stacks = None if evidence.watched is None else evidence.watched.stacks
-    if stacks is not None and costly_code(stacks) is not None:
+    is_on_cpu = evidence.environment.device_kind == "cpu"
+    own = None if stacks is None else costly_code(stacks, waits=is_on_cpu)
+    if own is not None and is_on_cpu:
         return
-    line = None if stacks is None else costly_code(stacks, "forward")
+    line = own
+    if line is None and stacks is not None:
+        line = costly_code(stacks, "forward")
     if line is None:
         outside_s = cast("float | None", finding.figures.get("outside_s"))
         words = messages.shorten_own_code(share=finding.share, outside_s=outside_s)
@@ -1226,10 +1230,9 @@ def _own_code(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
         function=line.function,
         code=line.code,
         calls=line.calls,
-        is_in_model=True,
+        is_in_model=own is None,
     )
-    saved = min(finding.share, line.fraction)
-    yield _saving(evidence, words, saved).model_copy(update={"is_fault": True})
+    yield advise_saving(words, min(finding.share, line.fraction), "script", place=line.place)
 
 
 def _host_waits(evidence: Evidence, finding: Finding) -> Iterator[Advice]:

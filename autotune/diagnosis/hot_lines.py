@@ -51,7 +51,9 @@ def hottest_script_line(stacks: Stacks) -> Note | None:
     return None if line is None else _note_on(line, 1.0, messages.hot_script_line)
 
 
-def costly_code(stacks: Stacks, part: StackPart = "other") -> StackLine | None:
+def costly_code(
+    stacks: Stacks, part: StackPart = "other", *, waits: bool = True
+) -> StackLine | None:
     """Return the user's code with the largest share of the time, of one part of the training thread.
 
     A helper function counts with all of its lines, and is shown by the hottest of them: a loop over
@@ -62,8 +64,11 @@ def costly_code(stacks: Stacks, part: StackPart = "other") -> StackLine | None:
         stacks: The stacks.
         part: "other" for the code outside of loading, model and optimizer, "forward" for the
             model's.
+        waits: Count lines that may wait for the device: on a CPU they compute.
     """
     own = [line for line in stacks.main if line.part == part and not _is_torchs(line)]
+    if not waits:
+        own = [line for line in own if not _SYNCHRONISES.search(line.code)]
     others = {line.part for line in stacks.main} - {part}
     trains = {_function_of(line) for line in stacks.main if line.part in others & _STEP_PARTS}
     joined = dict[tuple[str, str], list[StackLine]]()

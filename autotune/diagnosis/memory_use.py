@@ -47,6 +47,20 @@ def memory_warnings(evidence: Evidence) -> tuple[Note, ...]:
     return tuple(found)
 
 
+_WARNINGS = {
+    "store_index_compactly": "memory_copied_by_workers",
+    "detach_kept_tensors": "graphs_kept",
+    "validate_with_less_memory": "validation_needs_more_memory",
+}
+"""Warning that each remedy answers."""
+
+
+def warning_for(evidence: Evidence, remedy: str) -> Note | None:
+    """Return the warning that a remedy answers; None if it is against no memory."""
+    code = _WARNINGS.get(remedy)
+    return next((note for note in memory_warnings(evidence) if note.code == code), None)
+
+
 def memory_remedies(evidence: Evidence) -> Iterator[Advice]:
     """Yield what helps against what `memory_warnings` notes; without a gain, since speed stays."""
     present = evidence.measurement.samples_per_s

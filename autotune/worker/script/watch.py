@@ -82,6 +82,10 @@ class _Pass:
     place: str
     peak: AbstractContextManager[None] | None = None
     """Watches the peak of memory."""
+    called_s: float = 0.0
+    """Seconds in the model."""
+    has_batches: bool = False
+    """True once a loader gave a batch for it; else it may be a rollout, or a teacher."""
     is_evaluation: bool = False
     """True once a model was called in eval mode or without gradients."""
 
@@ -179,14 +183,16 @@ class Watch:
         has_place = is_recorded and part != "restart" and not what.startswith(AUTOMATIC)
         place = users_place() if has_place else ""
         began_bytes = _written_bytes() if is_recorded and part == "checkpoint" else 0
-        begun = self._enter(part)
+        self._enter(part)
+        before_s = self._seconds.get(part, 0.0)
         try:
             yield
         finally:
-            ended = self._leave()
+            self._leave()
             if is_recorded and self._began is not None and not self.is_over:
                 written = _written_bytes() - began_bytes if part == "checkpoint" else 0
-                self._kind(part, what, place).add(self._steps, ended - begun, written)
+                spent_s = self._seconds.get(part, 0.0) - before_s
+                self._kind(part, what, place).add(self._steps, spent_s, written)
 
     def enter(self, part: RunPart) -> None:
         """Open a part; for work that begins and ends in calls of its own, such as torch's hooks."""
@@ -203,7 +209,11 @@ class Watch:
 
     def _is_absorbed(self, part: RunPart) -> bool:
         """Return whether an open part keeps the time of this one."""
-        return bool(self._open) and self._open[-1] in _ABSORBING and part != "collection"
+        if not self._open or part == "collection":
+            return False
+        # A loss that is printed waits for all work that the device has queued.
+        is_wait = part == "synchronise" and self._open[-1] == "logging"
+        return self._open[-1] in _ABSORBING and not is_wait
 
     def _enter(self, part: RunPart) -> float:
         now = self._spend()
@@ -334,6 +344,7 @@ class Watch:
         """Record that another loader gave a batch."""
         if self._is_watched() and self._pass is not None:
             self._pass.until = perf_counter()
+            self._pass.has_batches = True
 
     def side_ended(self) -> None:
         """Record that another loader has no more batches."""
@@ -358,12 +369,14 @@ class Watch:
                 yield
             return
         self.side_began(what)
+        begun = perf_counter()
         try:
             yield
         finally:
             if self._pass is not None:
                 self._pass.is_evaluation = True
                 self._pass.until = perf_counter()
+                self._pass.called_s += self._pass.until - begun
 
     def backward_begins(self, *, is_synchronised: bool) -> None:
         """Record a backward pass, which ends a pass without training."""
@@ -391,6 +404,9 @@ class Watch:
         seconds = ended.until - ended.begun
         if not ended.is_evaluation:
             self._move(seconds, "validation", "waiting")
+        elif not ended.has_batches:
+            self._move(ended.called_s, "validation", "forward")
+            self._move(seconds - ended.called_s, "validation", "other")
         elif self._began is not None and not self.is_over:
             self._kind("validation", ended.what, ended.place).add(self._steps, seconds, 0)
 
@@ -442,7 +458,7 @@ class Watch:
         Args:
             epoch_batches: Batches of an epoch of the training loader; None if unknown.
         """
-        if self._pass is not None and self._pass.is_evaluation:
+        if self._pass is not None and self._pass.is_evaluation and self._pass.has_batches:
             self._pass.until = perf_counter()
             self._kind("validation", self._pass.what, self._pass.place).is_cut = True
         self._end_pass()
