@@ -2,10 +2,10 @@
 
 Each script of cases/complaints/scripts is copied to a fresh folder as train.py and diagnosed there, unchanged:
     autotune diagnose --json -- python train.py
-Recorded: verdict and headline, right or wrong by cases/complaints/expectations.py; the rank of the right remedy, and
-false remedies above it; seconds in all and to the first verdict, less the script's own start; lines on 80 columns. Then
-the script runs as it is and with --fixed, in turn, in pairs: what the remedy promised against what the fix brings.
-Goes on where it was cut off. A minute a script with --quick, two without.
+Recorded: verdict and headline, right or wrong by cases/complaints/expectations.py; the rank of the right remedy,
+whether the headline names it, and false remedies above it; seconds in all and to the first verdict, less the script's
+own start; lines on 80 columns. Then the script runs as it is and with --fixed, in turn, in pairs: what the remedy
+promised against what the fix brings. Goes on where it was cut off. A minute a script with --quick, two without.
 """
 
 from __future__ import annotations
@@ -229,12 +229,24 @@ def _environment() -> dict[str, str]:
 
 def _print(cases: dict[str, Any], recording: Recording) -> None:
     rows = [_row(name, found) for name, found in cases.items()]
-    head = ["script", "cause", "rank", "false", "s", "first", "lines", "promised", "reached"]
+    head = [
+        "script",
+        "cause",
+        "rank",
+        "headline",
+        "false",
+        "s",
+        "first",
+        "lines",
+        "promised",
+        "reached",
+    ]
     print_table("What diagnose finds, and what following it brings", head, rows)
     figures = recording.results["summary"]
     print(
         f"\nright cause {_percent(figures['cause'])}, right remedy first "
-        f"{_percent(figures['first'])}, no false remedy above {_percent(figures['no_false_above'])}, "
+        f"{_percent(figures['first'])}, in the headline {_percent(figures['headline'])}, "
+        f"no false remedy above {_percent(figures['no_false_above'])}, "
         f"promised within interval {_percent(figures['within'])}; "
         f"{figures['failed']} of {figures['cases']} failed\n{recording.path}"
     )
@@ -248,12 +260,13 @@ def _row(name: str, found: dict[str, Any]) -> list[str]:
         plain, fixed = found["growth_mib"][0]
         gain = f"{plain:.0f}>{fixed:.0f}M"
     if judged is None:
-        return [name, "failed", "-", "-", f"{found['seconds']:.0f}", "-", "-", "-", gain]
+        return [name, "failed", "-", "-", "-", f"{found['seconds']:.0f}", "-", "-", "-", gain]
     promised = judged["promised"]
     return [
         name,
         "right" if judged["is_cause_right"] else str(judged["verdict"]),
         "-" if judged["rank"] is None else str(judged["rank"]),
+        "yes" if judged["is_headline"] else "no",
         str(len(judged["false_above"])),
         f"{found['seconds']:.0f}",
         f"{found['first_verdict_s']:.0f}",

@@ -180,6 +180,7 @@ def summarize(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         "failed": sum(one is None for one in cases),
         "cause": share([one is not None and one["is_cause_right"] for one in cases]),
         "first": share([one is not None and one["is_first"] for one in cases]),
+        "headline": share([one is not None and one["is_headline"] for one in cases]),
         "no_false_above": share([one is not None and not one["false_above"] for one in cases]),
         "promises": len(kept),
         "within": sum(kept) / len(kept) if kept else None,

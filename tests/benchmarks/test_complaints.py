@@ -157,7 +157,8 @@ def test_a_failed_diagnosis_counts_as_wrong() -> None:
     reached = {"reached": {"is_within": True}}
     found = summarize({"good": good | reached, "bad": {"judged": None}})
     assert (found["cases"], found["failed"], found["promises"]) == (2, 1, 1)
-    assert [found[key] for key in ("cause", "first", "no_false_above", "within")] == [
+    assert [found[key] for key in ("cause", "first", "headline", "no_false_above", "within")] == [
+        0.5,
         0.5,
         0.5,
         0.5,

@@ -117,14 +117,18 @@ EXPECTATIONS: tuple[Expectation, ...] = (
         name="eval_often",
         causes=frozenset({"validation"}),
         right=Remedies(
-            kinds=frozenset({"validate_less"}), words=r"validat.*(less often|fewer|inference_mode)"
+            kinds=frozenset({"validate_less"}), words=r"validat.*(less often|fewer batches)"
         ),
-        wrong=_NOT_THE_STEP,
+        # Memory of validation is no matter of its time.
+        wrong=Remedies(
+            kinds=_NOT_THE_STEP.kinds | {"validate_with_less_memory"},
+            settings=_NOT_THE_STEP.settings,
+        ),
     ),
     Expectation(
         name="iterable_dup",
         causes=frozenset({"repeats"}),
-        says=r"shared? out|share the stream|same (samples|items)|whole stream|get_worker_info|several times",
+        says=r"repeats|shared? out|share the stream|same (samples|items)|whole stream|get_worker_info",
         right=Remedies(
             kinds=frozenset({"shard_stream"}), words=r"get_worker_info|share the stream"
         ),
@@ -133,7 +137,7 @@ EXPECTATIONS: tuple[Expectation, ...] = (
     Expectation(
         name="mixed_lengths",
         causes=frozenset({"compute"}),
-        says=r"padding|padded|length",
+        says=r"padding|padded",
         right=Remedies(
             kinds=frozenset({"batch_like_lengths", "pack_sequences"}), settings={"max_tokens": ANY}
         ),
@@ -159,24 +163,31 @@ EXPECTATIONS: tuple[Expectation, ...] = (
         name="slow_disk",
         causes=frozenset({"data_io"}),
         right=Remedies(
-            kinds=frozenset({"shorten_waits", "cache_items", "add_workers"}),
-            settings={"num_workers": ANY},
+            # Cores are few, so that more workers than cores are the point: 3 of them or more.
+            settings={"num_workers": tuple(range(3, 17))}
         ),
-        wrong=Remedies(kinds=_STEP_KINDS, settings=_STEP),
+        wrong=Remedies(
+            kinds=_STEP_KINDS | {"add_workers"}, settings=_STEP | {"num_workers": (0, 1, 2)}
+        ),
     ),
     Expectation(
         name="slow_tail",
         causes=frozenset({"data_tail"}),
         right=Remedies(
             kinds=frozenset({"deliver_out_of_order", "fix_slowest_items"}),
-            settings={"in_order": (False,), "prefetch_factor": ANY, "num_workers": ANY},
+            # Values above the script's own, 4 workers with 2 batches each, hide a late batch.
+            settings={
+                "in_order": (False,),
+                "prefetch_factor": tuple(range(3, 65)),
+                "num_workers": tuple(range(5, 33)),
+            },
             words=r"in_order=False",
         ),
         wrong=Remedies(kinds=_STEP_KINDS, settings=_STEP),
     ),
     Expectation(
         name="spawn_pickle",
-        causes=frozenset({"restart", "startup"}),
+        causes=frozenset({"restart"}),
         right=Remedies(
             kinds=frozenset({"keep_workers", "pickle_less"}),
             settings={"persistent_workers": (True,)},
@@ -236,6 +247,7 @@ EXPECTATIONS: tuple[Expectation, ...] = (
     ),
     Expectation(
         name="histograms_each_step",
+        # The tracker is the script's own class, so that its time may count as the script's code.
         causes=frozenset({"logging", "script"}),
         right=Remedies(
             kinds=frozenset({"log_less_often"}), words=r"\blog\w*\b.*less often|histogram"
@@ -270,14 +282,15 @@ EXPECTATIONS: tuple[Expectation, ...] = (
         causes=frozenset(),
         says=r"autograd graph|graphs? of autograd|graphs? of (each|every) step|graphs? kept|kept.* graph",
         right=Remedies(kinds=frozenset({"detach_kept_tensors"}), words=r"detach\(\)"),
-        wrong=Remedies(kinds=_ITEM_KINDS),
+        wrong=Remedies(kinds=_ITEM_KINDS, settings=_STEP),
         effect="growth",
     ),
     Expectation(
         name="python_forward",
         causes=frozenset({"script", "launch"}),
-        says=r"forward|trigrams",
-        right=Remedies(words=r"trigrams|\bforward\b|into the dataset"),
+        # By its function, or by the line of the comprehension that calls it.
+        says=r"trigrams",
+        right=Remedies(words=r"trigrams"),
         wrong=_NOT_THE_STEP,
     ),
 )
