@@ -144,13 +144,6 @@ def whole_run_gain(shares: Sequence[RunShare], gain: float) -> float:
     return 1.0 / (1.0 - won) - 1.0
 
 
-def unseen_parts(watched: WatchedRun) -> tuple[RunPart, ...]:
-    """Return the recurring parts of which nothing was observed."""
-    seen = {kind.part for kind in watched.recurring}
-    parts: tuple[RunPart, ...] = ("checkpoint", "validation", "logging", "collection", "restart")
-    return tuple(part for part in parts if part not in seen)
-
-
 def extrapolate(watched: WatchedRun) -> tuple[Extrapolated, ...]:
     """Return what recurs less often than every step, with its seconds per step.
 

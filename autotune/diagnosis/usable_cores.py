@@ -128,12 +128,14 @@ def _unused_cores(evidence: Evidence) -> _Cores | None:
 def _limited_cores(evidence: Evidence, modes: Modes, start: int) -> _Cores | None:
     """Return a limit below the machine's cores, if loading and computing need more than it allows."""
     machine = modes.machine_cores
-    limits: dict[Literal["quota", "slurm", "affinity"], float] = {"affinity": start}
+    limit: Literal["quota", "slurm", "affinity"] = "affinity"
+    cores: float = start
     if modes.quota_cores is not None and modes.quota_cores < start:
-        limits = {"quota": modes.quota_cores}
+        limit = "quota"
+        cores = modes.quota_cores
     elif modes.granted_cores is not None:
-        limits = {"slurm": min(start, modes.granted_cores)}
-    ((limit, cores),) = limits.items()
+        limit = "slurm"
+        cores = min(start, modes.granted_cores)
     if machine is None or cores >= machine or not _lacks_cores(evidence):
         return None
     needed = ceil(device_ceiling(evidence) * loader_cpu_s(evidence) + device_cores(evidence))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from autotune.diagnosis.run_shares import extrapolate, run_shares, unseen_parts, whole_run_gain
+from autotune.diagnosis.run_shares import extrapolate, run_shares, whole_run_gain
 from autotune.records.breakdown import Share, TimeBreakdown
 from autotune.records.watched_run import Recurring, RunPart, RunShare, Startup, WatchedRun
 
@@ -170,12 +170,3 @@ def test_a_gain_of_the_steps_counts_for_their_share_alone() -> None:
     ]
     assert whole_run_gain(half, 1.0) == pytest.approx(1 / 0.75 - 1)
     assert whole_run_gain((), 1.0) == pytest.approx(1.0)
-
-
-def test_parts_without_an_occurrence_are_unseen() -> None:
-    assert unseen_parts(watched(recurring("checkpoint", (1,), 1.0))) == (
-        "validation",
-        "logging",
-        "collection",
-        "restart",
-    )
