@@ -1,9 +1,8 @@
 """Write the result of a search, or a diagnosis, as one JSON document for scripts.
 
 Takes a ReportModel or a Diagnosis; returns the text of a SummaryDocument or a DiagnosisDocument,
-whose fields document the keys. `format`
-is raised when a key is removed or changes its meaning, not when one is added. An infinite end of an
-interval is the text "Infinity", as in trials.jsonl.
+whose fields document the keys. `format` is raised when a key is removed or changes its meaning, not
+when one is added. An infinite end of an interval is the text "Infinity", as in trials.jsonl.
 """
 
 from __future__ import annotations
@@ -12,8 +11,17 @@ from collections import Counter
 from typing import Any, Literal
 
 from autotune.frozen import FrozenModel
+from autotune.note import Note
+from autotune.records.ceilings import Headroom
 from autotune.records.measurement import Interval
-from autotune.records.result import Bottleneck, Diagnosis, RunSummary
+from autotune.records.result import (
+    Advice,
+    Bottleneck,
+    Diagnosis,
+    Evidence,
+    Finding,
+    RunSummary,
+)
 from autotune.records.trial import Outcome
 from autotune.records.watched_run import RunPart, RunShare
 from autotune.report.figures import Column
@@ -96,9 +104,21 @@ _SHARE_NAMES: dict[RunPart, str] = {
 
 
 _OF_RUN = frozenset(
-    {"checkpoint", "validation", "logging", "collection", "startup", "debugging", "communication"}
+    {
+        "checkpoint",
+        "collection",
+        "communication",
+        "cores",
+        "debugging",
+        "denormals",
+        "logging",
+        "repeats",
+        "script",
+        "startup",
+        "validation",
+    }
 )
-"""Bottlenecks that no setting removes."""
+"""Bottlenecks that no setting removes, so that a piece of advice on settings is not against them."""
 
 
 class Cause(FrozenModel):
@@ -117,31 +137,73 @@ class Cause(FrozenModel):
     """Settings to change, under TrainingConfig's names; empty if no setting helps."""
 
 
-class DiagnosisDocument(Diagnosis):
-    """The keys of a diagnosis' JSON document: those of Diagnosis, and the causes."""
+class DiagnosisDocument(FrozenModel):
+    """The keys of a diagnosis' JSON document."""
 
-    shares: dict[str, float]  # type: ignore[assignment] # by name, for scripts
+    format: Literal[1] = 1
+    """Version, raised when a key is removed or changes its meaning."""
+    name: str
+    """Name of the workload, in a few words."""
+    verdict: Bottleneck
+    """Bottleneck of the first finding."""
+    headline: str
+    """The answer in a sentence or two."""
+    headline_notes: tuple[Note, ...]
+    """The headline as notes."""
+    is_healthy: bool
+    """Only computing takes a tenth of the time, without a fault, and no advice gains 5 %."""
+    headroom: Headroom
+    """Headroom of the current throughput below the ceilings."""
+    shares: dict[str, float]
     """Share of each part of an hour of training, in 0..1, with sum 1; 0 if it was not observed."""
     hour: tuple[RunShare, ...]
     """The same shares with their intervals and periods."""
     causes: tuple[Cause, ...]
     """Causes with their remedies in the order of the advice, then causes without a remedy."""
+    findings: tuple[Finding, ...]
+    """Bottlenecks, the verdict first."""
+    advice: tuple[Advice, ...]
+    """The remedies with all of their figures."""
+    not_excluded: tuple[Note, ...]
+    """Causes that could not be checked, each in a few words with the reason."""
+    evidence: Evidence
+    notes: tuple[Note, ...]
+    """Notes on the evidence."""
+    wall_s: float
+    """Seconds that the diagnosis took."""
+    autotune_version: str
+    """Version of autotune that wrote it."""
 
 
 def diagnosis_json(diagnosis: Diagnosis) -> str:
     """Return a diagnosis as a JSON document with the fields of DiagnosisDocument."""
     shares = {name: 0.0 for part, name in _SHARE_NAMES.items() if part != "compute"}
     shares |= {_SHARE_NAMES[share.part]: share.fraction for share in diagnosis.shares}
-    fields = {name: getattr(diagnosis, name) for name in Diagnosis.model_fields}
-    document = DiagnosisDocument.model_construct(
-        **fields | {"shares": shares, "hour": diagnosis.shares, "causes": _causes(diagnosis)}
+    document = DiagnosisDocument(
+        name=diagnosis.name,
+        verdict=diagnosis.verdict,
+        headline=diagnosis.headline,
+        headline_notes=diagnosis.headline_notes,
+        is_healthy=diagnosis.is_healthy,
+        headroom=diagnosis.headroom,
+        shares=shares,
+        hour=diagnosis.shares,
+        causes=_causes(diagnosis),
+        findings=diagnosis.findings,
+        advice=diagnosis.advice,
+        not_excluded=diagnosis.not_excluded,
+        evidence=diagnosis.evidence,
+        notes=diagnosis.notes,
+        wall_s=diagnosis.wall_s,
+        autotune_version=diagnosis.autotune_version,
     )
     return document.model_dump_json(indent=2)
 
 
 def _causes(diagnosis: Diagnosis) -> tuple[Cause, ...]:
+    # Settings may help with several bottlenecks: name the first one of the steps
     of_steps = [one.bottleneck for one in diagnosis.findings if one.bottleneck not in _OF_RUN]
-    settings = of_steps[0] if of_steps else diagnosis.findings[0].bottleneck
+    settings = of_steps[0] if of_steps else "unknown"
     found = [
         Cause(
             code=piece.against or settings,

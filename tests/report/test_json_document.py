@@ -10,14 +10,14 @@ import pytest
 
 from autotune.config.training_config import TrainingConfig
 from autotune.records.measurement import Interval
-from autotune.records.result import Diagnosis, RunSummary
+from autotune.records.result import Bottleneck, Diagnosis, Finding, RunSummary
 from autotune.report.json_document import diagnosis_json
 from tests.factories import (
     make_recommendation,
     make_summary,
     make_variants,
 )
-from tests.report.cases import diagnosis_cases
+from tests.report.cases import diagnosis_cases, make_advice
 from tests.report.forms import as_json
 
 KEYS = [
@@ -107,3 +107,16 @@ def test_a_diagnosis_names_every_share_and_a_cause(case: Diagnosis) -> None:
     assert len(document["causes"]) >= len(case.advice)
     keys = {"code", "share", "location", "remedy", "change"}
     assert all(set(cause) == keys for cause in document["causes"])
+
+
+@pytest.mark.parametrize("code", ["checkpoint", "denormals", "script", "cores", "repeats"])
+def test_settings_are_not_against_what_no_setting_removes(code: Bottleneck) -> None:
+    case = diagnosis_cases()["healthy"]
+    piece = make_advice("Set num_workers=8", gain=(0.25, 0.18, 0.33), num_workers=8)
+    first = Finding(bottleneck=code, share=0.5, evidence="")
+    waiting = Finding(bottleneck="data_io", share=0.2, evidence="")
+    for findings, named in (((first, waiting), "data_io"), ((first,), "unknown")):
+        found = case.model_copy(update={"advice": (piece,), "findings": findings})
+        (cause, *rest) = json.loads(diagnosis_json(found))["causes"]
+        assert (cause["code"], cause["change"]) == (named, {"num_workers": 8})
+        assert code in [one["code"] for one in rest]
