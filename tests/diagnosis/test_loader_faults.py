@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from autotune.config.training_config import TrainingConfig
-from autotune.diagnosis.advice import rank_advice
-from autotune.diagnosis.bottlenecks import find_bottlenecks
+from autotune.diagnosis.bottlenecks import find_bottlenecks, judge
 from autotune.records.breakdown import CollateFunction, FormatCost, LoaderCauses
 from autotune.records.result import Advice, Curves, Evidence
 from tests.factories import (
@@ -42,7 +41,7 @@ def waiting(
 
 
 def advice_on(evidence: Evidence) -> list[Advice]:
-    return list(rank_advice(evidence, find_bottlenecks(evidence)))
+    return list(judge("job", evidence).advice)
 
 
 def kinds(evidence: Evidence) -> list[str]:
