@@ -171,7 +171,7 @@ def examine(
     )
     runner, space = resolve_probe(plain, runner, report)
     plan = replace(plan, baseline=space.baseline)  # a script's is what was seen of it
-    verdict = first_verdict(report.watched)
+    verdict = first_verdict(report.watched, space.environment.device_kind)
     start("measure", (*verdict, *warnings_in(space.notes), *others))
     measurement = _measure_baseline(plan, runner, measuring)
     spread = assumed_variation(space.environment.device_kind).of(

@@ -11,7 +11,7 @@ from math import ceil, exp, inf
 from typing import Literal, NamedTuple, cast
 
 from autotune.config.training_config import TrainingConfig
-from autotune.diagnosis.hot_lines import costly_code, hottest_forward_line
+from autotune.diagnosis.hot_lines import costly_code
 from autotune.messages import advice as messages
 from autotune.messages.advice import AdviceText
 from autotune.models.forecast import (
@@ -535,7 +535,7 @@ def undo_modes(evidence: Evidence) -> Iterator[Advice]:
     compared = {switch.name for switch in run.switches}
     states: dict[SwitchName, bool] = {
         "anomaly": modes.is_anomaly_detected,
-        "tracer": modes.is_traced,
+        "tracer": modes.is_traced and not modes.is_profiled,
         "profiler": modes.is_profiled,
     }
     for name, is_on in states.items():
@@ -922,6 +922,9 @@ def _few_shards(evidence: Evidence, costs: LoaderCosts, causes: LoaderCauses) ->
     """
     shards = causes.stream_shards
     workers = evidence.config.num_workers
+    watched = evidence.watched
+    if shards is None and watched is not None and watched.active_workers:
+        shards = watched.active_workers
     if shards is None or shards >= workers:
         return
     present = loader_ceiling(evidence)
@@ -999,7 +1002,11 @@ def _fewer_syncs(evidence: Evidence) -> Iterator[Advice]:
             exposed_s=exchange.exposed_s,
             exchange_fraction=share,
         )
-        yield advise_saving(words, surplus * share, "communication")
+        # Computing that hides an exchange shares its cores, or its memory bandwidth, with it.
+        least = surplus * share
+        most = min(_MOST_SAVED, least * (exchange.exchange_s or 0.0) / exchange.exposed_s)
+        saved = Interval(value=(least + most) / 2, low=least, high=most)
+        yield advise_saving(words, saved, "communication")
     if exchange.searches_unused and not exchange.has_unused:
         yield advise_saving(messages.no_search_for_unused(), None, "communication")
 
@@ -1205,23 +1212,27 @@ def _own_code(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
     A line of the script's other code is advised on by its share of the run; see `parts`.
     """
     stacks = None if evidence.watched is None else evidence.watched.stacks
-    if stacks is not None and costly_code(stacks) is not None:
+    is_on_cpu = evidence.environment.device_kind == "cpu"
+    own = None if stacks is None else costly_code(stacks, waits=is_on_cpu)
+    if own is not None and is_on_cpu:
         return
-    line = None if stacks is None else hottest_forward_line(stacks)
+    line = own
+    if line is None and stacks is not None:
+        line = costly_code(stacks, "forward")
     if line is None:
-        outside_s = cast("float", finding.figures["outside_s"])
+        outside_s = cast("float | None", finding.figures.get("outside_s"))
         words = messages.shorten_own_code(share=finding.share, outside_s=outside_s)
         yield _saving(evidence, words, finding.share)
         return
     words = messages.shorten_line(
-        fraction=cast("float", line.figures["fraction"]),
-        place=str(line.figures["place"]),
-        function=str(line.figures["function"]),
-        code=str(line.figures["code"]),
-        calls=str(line.figures["calls"]),
-        is_in_model=True,
+        fraction=line.fraction,
+        place=line.place,
+        function=line.function,
+        code=line.code,
+        calls=line.calls,
+        is_in_model=own is None,
     )
-    yield _saving(evidence, words, finding.share).model_copy(update={"is_fault": True})
+    yield advise_saving(words, min(finding.share, line.fraction), "script", place=line.place)
 
 
 def _host_waits(evidence: Evidence, finding: Finding) -> Iterator[Advice]:

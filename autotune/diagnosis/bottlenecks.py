@@ -25,14 +25,21 @@ from autotune.diagnosis.hot_lines import (
     hottest_script_line,
     hottest_wait,
 )
-from autotune.diagnosis.memory_use import memory_remedies, memory_warnings
+from autotune.diagnosis.memory_use import memory_remedies, memory_warnings, warning_for
 from autotune.diagnosis.parts import (
     findings_of_parts,
     notes_on_parts,
     remedies_of_code,
     remedies_of_parts,
 )
-from autotune.diagnosis.run_shares import loop_fraction, run_shares, share_of, whole_run_gain
+from autotune.diagnosis.run_shares import (
+    APART,
+    known_in_loop,
+    loop_fraction,
+    run_shares,
+    share_of,
+    whole_run_gain,
+)
 from autotune.diagnosis.usable_cores import cores_finding, cores_remedies
 from autotune.diagnosis.worker_starts import restart_finding, slow_start, start_remedies
 from autotune.messages import diagnosis as messages
@@ -411,6 +418,10 @@ def _between_operators(evidence: Evidence, compute: float, idle: float) -> Findi
                 operators=operators, operator_s=operator_s, fixed_fraction=fixed
             )
             return _finding("launch", idle + compute * fixed, small)
+    long_gaps = None if run.breakdown is None else run.breakdown.long_gap_fraction
+    if not operators and long_gaps is not None and long_gaps >= idle / 2 > 0:
+        own = messages.own_gaps_evidence(share=idle)
+        return _finding("script", idle, own)
     alone = None if run.ceilings is None else run.ceilings.device
     gaps = messages.launch_evidence(
         share=idle,
@@ -488,10 +499,11 @@ def judge(
     )
     of_step = _without_known_parts(evidence, shares)
     in_loop = find_bottlenecks(of_step)
+    is_on_cpu = evidence.environment.device_kind == "cpu"
     given = (
         *rank_advice(of_step, in_loop),
         *remedies_of_parts(evidence.watched, shares),
-        *remedies_of_code(evidence.watched, shares),
+        *(remedies_of_code(evidence.watched, shares) if is_on_cpu else ()),
         *start_remedies(evidence),
         *cores_remedies(evidence),
         *memory_remedies(evidence),
@@ -517,14 +529,21 @@ def judge(
     )
 
 
-def first_verdict(watched: WatchedRun | None) -> tuple[Note, ...]:
-    """Return where the time goes, as far as a watch alone shows it, and a remedy; empty without one."""
+def first_verdict(watched: WatchedRun | None, device_kind: str) -> tuple[Note, ...]:
+    """Return where the time goes, as far as a watch alone shows it, and a remedy; empty without one.
+
+    Of an accelerator's steps the host's clock shows little: only what recurs is named then.
+    """
     shares = run_shares(watched, None, "cpu")
+    if device_kind != "cpu":
+        shares = tuple(share for share in shares if share.part in APART)
     largest = sorted(shares, key=lambda share: -share.fraction)[:_FIRST_PARTS]
     if not largest:
         return ()
     parts = {f"{one.part}": one.fraction for one in largest if one.fraction >= _LEAST_SHARE}
-    known = [*remedies_of_parts(watched, shares), *remedies_of_code(watched, shares)]
+    known = [*remedies_of_parts(watched, shares)]
+    if device_kind == "cpu":
+        known += remedies_of_code(watched, shares)
     best = max(known, key=_saved, default=None)
     if best is None or (best.expected_gain or 0.0) < _FAULT_FROM:
         return (messages.so_far(parts=parts),)
@@ -545,8 +564,7 @@ def _without_known_parts(evidence: Evidence, shares: Sequence[RunShare]) -> Evid
     breakdown = evidence.measurement.breakdown
     if evidence.watched is None or breakdown is None or not shares:
         return evidence
-    by_part = {share.part: share.fraction for share in shares}
-    known = sum(by_part.get(part, 0.0) for part in ("checkpoint", "logging", "collection"))
+    known = known_in_loop(evidence.watched, shares)
     loop = loop_fraction(shares)
     waiting = breakdown.data_wait.fraction - breakdown.restart_fraction
     fractions = {
@@ -563,7 +581,10 @@ def _without_known_parts(evidence: Evidence, shares: Sequence[RunShare]) -> Evid
         name: Share(fraction=min(1.0, fraction / total), source=getattr(breakdown, name).source)
         for name, fraction in fractions.items()
     }
-    cleaned = TimeBreakdown(**parts, restart_fraction=0.0)
+    long_gaps = breakdown.long_gap_fraction
+    if long_gaps is not None:
+        long_gaps = min(parts["idle"].fraction, long_gaps / total)
+    cleaned = TimeBreakdown(**parts, restart_fraction=0.0, long_gap_fraction=long_gaps)
     run = evidence.measurement.model_copy(update={"breakdown": cleaned})
     return evidence.model_copy(update={"measurement": run})
 
@@ -586,7 +607,9 @@ def _ranked(
     save more, except for a larger batch, which changes the training. Faults whose gain is unknown
     come next: memory that grows, a mode that nothing can switch from outside.
     """
-    of_run = [_gaining(piece, shares) for piece in advice]
+    of_run = [*advice]
+    if evidence.watched is not None:  # else the loop is the whole run
+        of_run = [_gaining(piece, shares) for piece in advice]
     batch = evidence.config.micro_batch_size
     same_batch = [
         _saved(piece)
@@ -595,16 +618,41 @@ def _ranked(
     ]
     least = _FAULT_OF_BEST * max(same_batch, default=0.0)
 
-    def order(piece: Advice) -> tuple[int, float]:
+    def order(piece: Advice) -> tuple[int, bool, float]:
         gain = piece.expected_gain
-        if not piece.is_fault:
-            return 2, 0.0
-        if gain is None:
-            return 1, 0.0
-        comes_first = gain >= _FAULT_FROM and _saved(piece) >= least
-        return (0, -gain) if comes_first else (2, 0.0)
+        if piece.is_fault and leads(piece, least):
+            return (1, False, 0.0) if gain is None else (0, False, -gain)
+        return 2 if piece.settings else 3, gain is None, -(gain or 0.0)
 
     return tuple(sorted(of_run, key=order))
+
+
+_UNSIZED_FAULTS = frozenset(
+    {"switch_off_mode", "unset_variable", "store_index_compactly", "detach_kept_tensors",
+     "validate_with_less_memory"}
+)  # fmt: skip
+"""Kinds of faults that lead although their gain is unknown: modes that slow each step, and memory
+that runs out."""
+_MILD_VARIABLES = frozenset(
+    {"CUBLAS_WORKSPACE_CONFIG", "MKL_VERBOSE", "DNNL_VERBOSE", "ONEDNN_VERBOSE"}
+)
+"""Environment variables whose cost depends on the job. Source: their documentation gives none."""
+
+
+def leads(piece: Advice, least: float = 0.0) -> bool:
+    """Return whether removing a fault comes before changing settings.
+
+    Args:
+        piece: Advice on the whole run.
+        least: Share of the run's time that it must save.
+    """
+    gain = piece.expected_gain
+    if not piece.is_fault:
+        return False
+    if gain is None:
+        return piece.kind in _UNSIZED_FAULTS and piece.figures.get("name") not in _MILD_VARIABLES
+    is_sure = piece.gain_interval is None or piece.gain_interval.low > 0
+    return gain >= _FAULT_FROM and _saved(piece) >= least and is_sure
 
 
 def _saved(piece: Advice) -> float:
@@ -636,12 +684,16 @@ def find_in_run(evidence: Evidence, shares: Sequence[RunShare]) -> Iterator[Find
     """Yield the bottlenecks of a run outside its steps."""
     if evidence.watched is None:
         return
+    mode = _unmeasured_mode(evidence)
+    if mode is not None:
+        yield mode
     cores = cores_finding(evidence)
     if cores is not None:
         yield cores
     yield from _exchange(evidence.watched, exchange_fraction(evidence))
     own = share_of(shares, "other")
-    if own >= _LEAST_SHARE:
+    # On an accelerator the breakdown shows what of it the device waits for.
+    if own >= _LEAST_SHARE and evidence.environment.device_kind == "cpu":
         yield _with_lines(_finding("script", own, messages.own_code_evidence(share=own)), evidence)
     for share in shares:
         bottleneck = _OF_PART.get(share.part)
@@ -654,6 +706,18 @@ def find_in_run(evidence: Evidence, shares: Sequence[RunShare]) -> Iterator[Find
             )
             yield _finding(bottleneck, share.fraction, words)
     yield from findings_of_parts(evidence.watched, shares)
+
+
+def _unmeasured_mode(evidence: Evidence) -> Finding | None:
+    """Return a debugging mode that is on and was not compared, with a share of 0; None without one."""
+    modes = modes_of(evidence)
+    compared = {switch.name for switch in evidence.measurement.switches}
+    if modes.is_profiled and "profiler" not in compared:
+        place = modes.places.get("profiler", "")
+        return _finding("debugging", 0.0, messages.mode_left_on(mode="profiler", place=place))
+    for variable, value in modes.variables.items():
+        return _finding("debugging", 0.0, messages.variable_left_on(name=variable, value=value))
+    return None
 
 
 def _exchange(watched: WatchedRun, share: float) -> Iterator[Finding]:
@@ -678,6 +742,7 @@ _OF_PART: dict[str, Bottleneck] = {
 
 _OF_STEP: tuple[Bottleneck, ...] = ("compute", "memory", "launch")
 """Bottlenecks of model and optimizer; on a CPU a profiler counts the script's own tensors with them."""
+_OF_DATA: tuple[Bottleneck, ...] = ("data_cpu", "data_io", "data_tail")
 
 
 def _of_run(
@@ -690,7 +755,10 @@ def _of_run(
     loop = loop_fraction(shares)
     of_run = [*find_in_run(evidence, shares)]
     named = {finding.bottleneck for finding in of_run}
-    most = dict.fromkeys(_OF_STEP, 1.0 - share_of(shares, "other"))
+    most = dict.fromkeys(_OF_STEP, loop - share_of(shares, "other"))
+    if evidence.environment.device_kind == "cpu" and evidence.watched is not None:
+        waiting = share_of(shares, "waiting")
+        most |= dict.fromkeys(_OF_DATA, waiting) if waiting else {}
     found = [
         *(
             finding.model_copy(
@@ -701,8 +769,9 @@ def _of_run(
         ),
         *of_run,
     ]
-    heavy = [finding for finding in found if finding.share >= _LEAST_SHARE] or found[:1]
-    first = advice[0].against if advice and advice[0].is_fault else None
+    first = advice[0].against if advice and leads(advice[0]) else None
+    heavy = [one for one in found if one.share >= _LEAST_SHARE or one.bottleneck == first]
+    heavy = heavy or found[:1]
     return tuple(
         sorted(heavy, key=lambda finding: (finding.bottleneck != first, -finding.share))
         if len(shares) and evidence.watched is not None
@@ -717,7 +786,7 @@ def is_healthy(evidence: Evidence, findings: Sequence[Finding], advice: Sequence
     return (
         evidence.measurement.breakdown is not None
         and is_computing
-        and not any(piece.is_fault for piece in advice)
+        and not any(leads(piece) for piece in advice)
         and max(gains, default=0.0) < HEALTHY_GAIN
     )
 
@@ -750,30 +819,41 @@ def make_headline(
         return (messages.healthy(share=first.share, least_gain=least_gain),)
     if first.bottleneck == "unknown":
         return (messages.time_unknown(),)
-    head = messages.bottleneck(bottleneck=first.bottleneck, share=first.share)
-    if first.bottleneck == "compute" and evidence.measurement.breakdown is None:
-        head = messages.time_not_attributed(share=first.share)
-    elif first.bottleneck == "compute" and len(findings) > 1:
-        head = messages.bottleneck(
-            bottleneck=first.bottleneck,
-            share=first.share,
-            second=findings[1].bottleneck,
-            second_share=findings[1].share,
-        )
-    part = next((share for share in shares if share.part == first.bottleneck), None)
-    if part is not None and evidence.watched is not None:
-        head = messages.largest_share(
-            part=part.part, share=part.fraction, period=part.period, place=part.place
-        )
-    if advice and advice[0].is_fault:
-        warnings = [] if advice[0].against else memory_warnings(evidence)
-        return warnings[0] if warnings else head, _remedy_of(evidence, advice[0])
+    head = _first_sentence(evidence, findings, shares)
+    if advice and leads(advice[0]):
+        warning = warning_for(evidence, advice[0].kind)
+        return warning or head, _remedy_of(evidence, advice[0])
     for piece in advice:
         if piece.settings and piece.expected_gain is not None:
             return head, _headline_of(evidence, piece, piece.expected_gain)
     if has_others:
         return head, messages.no_setting_helps(least_gain=LEAST_GAIN)
     return head, messages.others_not_measured()
+
+
+def _first_sentence(
+    evidence: Evidence, findings: Sequence[Finding], shares: Sequence[RunShare]
+) -> Note:
+    """Return the bottleneck in a sentence: of a part of the run, with its period and place."""
+    first = findings[0]
+    if first.bottleneck == "debugging" and not first.share:
+        return messages.cost_not_measured(evidence=first.evidence)
+    part = next((share for share in shares if share.part == first.bottleneck), None)
+    if part is not None and evidence.watched is not None:
+        return messages.largest_share(
+            part=part.part, share=part.fraction, period=part.period, place=part.place
+        )
+    is_divided = evidence.measurement.breakdown is not None or evidence.watched is not None
+    if first.bottleneck == "compute" and not is_divided:
+        return messages.time_not_attributed(share=first.share)
+    if first.bottleneck == "compute" and len(findings) > 1:
+        return messages.bottleneck(
+            bottleneck=first.bottleneck,
+            share=first.share,
+            second=findings[1].bottleneck,
+            second_share=findings[1].share,
+        )
+    return messages.bottleneck(bottleneck=first.bottleneck, share=first.share)
 
 
 def _remedy_of(evidence: Evidence, piece: Advice) -> Note:

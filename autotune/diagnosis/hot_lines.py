@@ -51,20 +51,31 @@ def hottest_script_line(stacks: Stacks) -> Note | None:
     return None if line is None else _note_on(line, 1.0, messages.hot_script_line)
 
 
-def costly_code(stacks: Stacks) -> StackLine | None:
-    """Return the code outside of loading, model and optimizer with the largest share of the time.
+def costly_code(
+    stacks: Stacks, part: StackPart = "other", *, waits: bool = True
+) -> StackLine | None:
+    """Return the user's code with the largest share of the time, of one part of the training thread.
 
     A helper function counts with all of its lines, and is shown by the hottest of them: a loop over
-    parameters spreads over several. The function that trains, which calls the model as well, counts
-    line by line. A loss of torch is no such code.
+    parameters spreads over several. The function that trains, which calls the model as well, and
+    the model's forward count line by line. A loss of torch, or its profiler, is no such code.
+
+    Args:
+        stacks: The stacks.
+        part: "other" for the code outside of loading, model and optimizer, "forward" for the
+            model's.
+        waits: Count lines that may wait for the device: on a CPU they compute.
     """
-    own = [line for line in stacks.main if line.part == "other" and not _is_loss(line)]
-    trains = {_function_of(line) for line in stacks.main if line.part in _STEP_PARTS}
+    own = [line for line in stacks.main if line.part == part and not _is_torchs(line)]
+    if not waits:
+        own = [line for line in own if not _SYNCHRONISES.search(line.code)]
+    others = {line.part for line in stacks.main} - {part}
+    trains = {_function_of(line) for line in stacks.main if line.part in others & _STEP_PARTS}
     joined = dict[tuple[str, str], list[StackLine]]()
     for line in own:
         function = _function_of(line)
-        key = (line.place, "") if function in trains else function
-        joined.setdefault(key, []).append(line)
+        is_by_line = function in trains or line.function.endswith("forward")
+        joined.setdefault((line.place, "") if is_by_line else function, []).append(line)
     summed = []
     for lines in joined.values():
         hottest = max(lines, key=lambda line: line.fraction)
@@ -83,8 +94,12 @@ def _function_of(line: StackLine) -> tuple[str, str]:
     return line.place.rpartition(":")[0], line.function
 
 
-def _is_loss(line: StackLine) -> bool:
-    return "torch.nn.functional" in line.calls or "torch/nn/functional" in line.calls
+_TORCHS = re.compile(r"torch[./](?:nn[./]functional|profiler|autograd[./]profiler)")
+
+
+def _is_torchs(line: StackLine) -> bool:
+    """Return whether a line spends its time in a loss of torch, or in its profiler."""
+    return _TORCHS.match(line.calls) is not None
 
 
 def hottest_wait(stacks: Stacks) -> Note | None:

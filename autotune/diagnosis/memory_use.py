@@ -29,6 +29,11 @@ _MORE_IN_VALIDATION = 1.1
 some percent. Source: our convention."""
 
 
+_LARGE_COPIES_BYTES = 64 * 2**20
+"""Copies observed from which they are worth a remedy before any setting; less may be the workers' own
+memory, of which an extrapolation makes much. Source: our convention."""
+
+
 def memory_warnings(evidence: Evidence) -> tuple[Note, ...]:
     """Return notes on memory that grows or that validation needs; those beyond a limit first."""
     if evidence.watched is None:
@@ -40,6 +45,20 @@ def memory_warnings(evidence: Evidence) -> tuple[Note, ...]:
     ]
     found.sort(key=lambda note: not note.figures["is_beyond_limit"])
     return tuple(found)
+
+
+_WARNINGS = {
+    "store_index_compactly": "memory_copied_by_workers",
+    "detach_kept_tensors": "graphs_kept",
+    "validate_with_less_memory": "validation_needs_more_memory",
+}
+"""Warning that each remedy answers."""
+
+
+def warning_for(evidence: Evidence, remedy: str) -> Note | None:
+    """Return the warning that a remedy answers; None if it is against no memory."""
+    code = _WARNINGS.get(remedy)
+    return next((note for note in memory_warnings(evidence) if note.code == code), None)
 
 
 def memory_remedies(evidence: Evidence) -> Iterator[Advice]:
@@ -57,7 +76,9 @@ def memory_remedies(evidence: Evidence) -> Iterator[Advice]:
                 workers=copying.workers,
                 fewer_workers=_workers_that_fit(evidence, copying),
             )
-            yield advise(words, present, None, is_fault=True)
+            is_large = copying.workers * copying.copied_bytes >= _LARGE_COPIES_BYTES
+            is_fault = is_large or bool(note.figures["is_beyond_limit"])
+            yield advise(words, present, None, is_fault=is_fault)
     kept = kept_graphs_of(watched.memory)
     if kept is not None:
         words = remedies.detach_kept_tensors(

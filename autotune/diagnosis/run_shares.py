@@ -22,10 +22,15 @@ HOUR_S = 3600.0
 _EVERY_STEP_FROM = 0.8
 """Occurrences per step from which on something counts as part of every step. Source: our
 convention."""
-_APART: frozenset[RunPart] = frozenset(
+_FEWEST = 3
+"""Occurrences that show a period. Source: our convention."""
+APART: frozenset[RunPart] = frozenset(
     {"startup", "checkpoint", "validation", "logging", "collection", "restart"}
 )
 """Parts that a faster step leaves as they are."""
+_CUT = 10.0
+"""Factor that work may take longer which was still running when the watch ended. Source: our
+convention."""
 _SEEN_ONCE = 2.0
 """Factor by which the cost of something seen once may be off, either way. Source: our convention."""
 
@@ -58,7 +63,7 @@ def run_shares(
     recurring = extrapolate(watched)
     steps_s = _step_seconds(watched, recurring)
     if device_kind != "cpu" and breakdown is not None:
-        steps_s = _as_on_device(steps_s, breakdown)
+        steps_s = _as_on_device(steps_s, breakdown, recurring)
     start_fraction = min(1.0, watched.startup.total_s / HOUR_S)
     always_s = sum(steps_s.values())
     total_s = always_s + sum(one.per_step_s.value for one in recurring)
@@ -102,7 +107,25 @@ def run_shares(
 
 def loop_fraction(shares: Sequence[RunShare]) -> float:
     """Return the share of the run that its steps take, without start-up and what recurs."""
-    return 1.0 - sum(share.fraction for share in shares if share.part in _APART)
+    return 1.0 - sum(share.fraction for share in shares if share.part in APART)
+
+
+def known_in_loop(watched: WatchedRun, shares: Sequence[RunShare]) -> float:
+    """Return the share of the run in checkpoints, logging and collections within epochs."""
+    known = 0.0
+    for part in _WITHIN:
+        at_ends_s = sum(
+            one.kind.total_s
+            for one in extrapolate(watched)
+            if one.kind.part == part and "epoch" in one.period
+        )
+        whole_s = watched.parts_s.get(part, 0.0)
+        if whole_s > 0:
+            known += share_of(shares, part) * max(0.0, 1.0 - at_ends_s / whole_s)
+    return known
+
+
+_WITHIN: tuple[RunPart, ...] = ("checkpoint", "logging", "collection")
 
 
 def share_of(shares: Sequence[RunShare], part: RunPart) -> float:
@@ -144,7 +167,8 @@ def extrapolate(watched: WatchedRun) -> tuple[Extrapolated, ...]:
 
 def is_every_step(watched: WatchedRun, kind: Recurring) -> bool:
     """Return whether recurring work is part of (nearly) every step."""
-    return kind.count >= _EVERY_STEP_FROM * watched.steps
+    is_frequent = kind.count >= max(_FEWEST, _EVERY_STEP_FROM * watched.steps)
+    return is_frequent and not _is_at_epoch_ends(watched, kind)
 
 
 def _extrapolated(watched: WatchedRun, kind: Recurring) -> Extrapolated:
@@ -162,6 +186,8 @@ def _extrapolated(watched: WatchedRun, kind: Recurring) -> Extrapolated:
 def _mean(kind: Recurring) -> Interval:
     """Return the mean seconds of an occurrence."""
     mean_s = kind.total_s / kind.count
+    if kind.is_cut:  # how much longer it would have taken is not known
+        return Interval(value=mean_s, low=mean_s, high=mean_s * _CUT)
     if kind.count < 2 or len(kind.seconds) < 2:
         return Interval(value=mean_s, low=mean_s / _SEEN_ONCE, high=mean_s * _SEEN_ONCE)
     error_s = stdev(kind.seconds) / sqrt(len(kind.seconds))
@@ -173,10 +199,16 @@ def _rate(watched: WatchedRun, kind: Recurring) -> tuple[Interval, str]:
     """Return the occurrences per step, and the period in words."""
     epoch_steps = _epoch_steps(watched)
     if epoch_steps is not None and _is_at_epoch_ends(watched, kind):
-        times = max(1.0, kind.count / max(1, watched.epochs_ended))
+        times = kind.count / max(1, watched.epochs_ended)
+        if kind.part == "restart":
+            times = max(1.0, times)  # the last epoch may not have begun
         rate = times / epoch_steps
         words = "each epoch" if round(times) == 1 else f"{times:.0f} times an epoch"
-        return Interval(value=rate, low=rate, high=rate), words
+        if times < _EVERY_STEP_FROM:
+            words = f"every {1 / times:.0f} epochs"
+        if times >= _EVERY_STEP_FROM or kind.count >= _FEWEST:
+            return Interval(value=rate, low=rate, high=rate), words
+        return _poisson(kind.count, max(1, watched.epochs_ended) * epoch_steps), words
     gaps = [after - before for before, after in pairwise(kind.at_steps)]
     if len(gaps) >= 2 and min(gaps) > 0 and max(gaps) - min(gaps) <= 1:
         gap = fmean(gaps)
@@ -184,14 +216,21 @@ def _rate(watched: WatchedRun, kind: Recurring) -> tuple[Interval, str]:
     steps = max(1, watched.steps)
     if kind.count == 1:
         # A script that does it every n steps would have done it twice within 2n.
-        rate = 1.0 / max(1, *(steps - at for at in kind.at_steps), *kind.at_steps)
-        return Interval(value=rate, low=rate / _SEEN_ONCE, high=rate * _SEEN_ONCE), "seen once"
+        # It may also have been the only time.
+        high = 1.0 / max(1, *(steps - at for at in kind.at_steps), *kind.at_steps)
+        return Interval(value=high / 2, low=0.0, high=high), "seen once"
+    return _poisson(kind.count, steps), f"about every {steps / kind.count:.0f} steps"
+
+
+def _poisson(count: int, steps: float) -> Interval:
+    """Return the rate of a Poisson process that showed so many events, with its 95 % interval."""
     from scipy.special import gammaincinv  # not needed for most runs
 
-    low = float(gammaincinv(kind.count, 0.025)) / steps
-    high = float(gammaincinv(kind.count + 1, 0.975)) / steps
-    rate = kind.count / steps
-    return Interval(value=rate, low=low, high=high), f"about every {1 / rate:.0f} steps"
+    return Interval(
+        value=count / steps,
+        low=float(gammaincinv(count, 0.025)) / steps,
+        high=float(gammaincinv(count + 1, 0.975)) / steps,
+    )
 
 
 def _epoch_steps(watched: WatchedRun) -> float | None:
@@ -224,30 +263,29 @@ def _step_seconds(watched: WatchedRun, recurring: Sequence[Extrapolated]) -> dic
     for one in recurring:
         part = one.kind.part
         left_s[part] = max(0.0, left_s.get(part, 0.0) - one.kind.total_s)
-    every = [kind for kind in watched.recurring if is_every_step(watched, kind)]
-    for kind in every:
-        if kind.part == "validation":  # such as the target network or teacher of each step
-            left_s["validation"] = max(0.0, left_s["validation"] - kind.total_s)
-            left_s["forward"] = left_s.get("forward", 0.0) + kind.total_s
     return {part: spent_s / watched.steps for part, spent_s in left_s.items() if spent_s > 0}
 
 
-def _as_on_device(steps_s: dict[RunPart, float], breakdown: TimeBreakdown) -> dict[RunPart, float]:
+def _as_on_device(
+    steps_s: dict[RunPart, float], breakdown: TimeBreakdown, recurring: Sequence[Extrapolated]
+) -> dict[RunPart, float]:
     """Divide a step as its device spends it: the host's clock does not show that.
 
-    Logging and collections, which the host does while the device may work on, keep their seconds
-    only where the device idles.
+    The breakdown is of the whole loop: recurring work within an epoch lies in its idle time, and
+    restarts in its waits; both are known from the watch. Logging and collections, which the host
+    does while the device may work on, count only where the device idles.
     """
     total_s = sum(steps_s.values())
+    in_loop_s = sum(one.per_step_s.value for one in recurring if "epoch" not in one.period)
+    loop_s = total_s + in_loop_s
     parts: dict[RunPart, float] = {
         "waiting": breakdown.data_wait.fraction - breakdown.restart_fraction,
-        "restart": breakdown.restart_fraction,
         "copy": breakdown.device_copy.fraction,
         "compute": breakdown.compute.fraction,
         "synchronise": breakdown.synchronise.fraction,
     }
-    found = {part: fraction * total_s for part, fraction in parts.items() if fraction > 0}
-    idle_s = breakdown.idle.fraction * total_s
+    found = {part: fraction * loop_s for part, fraction in parts.items() if fraction > 0}
+    idle_s = max(0.0, breakdown.idle.fraction * loop_s - in_loop_s)
     hosts: tuple[RunPart, ...] = ("logging", "collection", "checkpoint")
     for part in hosts:
         own_s = min(idle_s, steps_s.get(part, 0.0))
@@ -256,7 +294,9 @@ def _as_on_device(steps_s: dict[RunPart, float], breakdown: TimeBreakdown) -> di
             idle_s -= own_s
     if idle_s > 0:
         found["other"] = idle_s
-    return found
+    # To the seconds of a step that the host's clock has
+    scale = total_s / max(sum(found.values()), 1e-12)
+    return {part: spent_s * scale for part, spent_s in found.items()}
 
 
 def _of_breakdown(breakdown: TimeBreakdown) -> Iterator[RunShare]:

@@ -11,9 +11,10 @@ from math import sqrt
 from statistics import fmean, stdev
 from typing import NamedTuple
 
-from autotune.diagnosis.advice import advise_saving, gain_of
+from autotune.diagnosis.advice import advise, advise_saving, gain_of
 from autotune.messages import advice as remedies
 from autotune.messages import diagnosis as messages
+from autotune.messages.advice import AdviceText
 from autotune.models.forecast import with_collating
 from autotune.models.statistics import t_95
 from autotune.note import Note
@@ -32,6 +33,11 @@ _LEAST_STARTS = 3
 _PREPARING_FRACTION = 0.3
 """Share of a restart before the first batch, without starting the processes, from which on what
 workers prepare is worth advice. Source: our convention."""
+
+
+_LEAST_RESTART = 0.10
+"""Share of an epoch in its restart from which shorter starts are advised. Source: our convention, as
+for findings."""
 
 
 class Restart(NamedTuple):
@@ -125,9 +131,14 @@ def start_remedies(evidence: Evidence) -> Iterator[Advice]:
     if start is None:
         return
 
-    def saved(seconds: float) -> Interval | None:
-        """Return the share that shorter restarts save; None if workers that stay save it first."""
-        return found.saved(seconds) if found is not None and _has_set_epoch(evidence) else None
+    if found is not None and found.restart_s < _LEAST_RESTART * found.epoch_s:
+        return
+
+    def piece(words: AdviceText, seconds: float) -> Advice:
+        """Return advice on shorter restarts: a fault where workers can't stay, which saves more."""
+        if found is None or not _has_set_epoch(evidence):
+            return advise(words, evidence.measurement.samples_per_s, None, against="restart")
+        return advise_saving(words, found.saved(seconds), "restart")
 
     if start.pickle_s is not None and start.pickled_bytes is not None:
         words = remedies.pickle_less(
@@ -138,11 +149,11 @@ def start_remedies(evidence: Evidence) -> Iterator[Advice]:
             is_each_epoch=found is not None,
         )
         # without what reading it in the worker takes, which is not known apart
-        yield advise_saving(words, saved(start.workers * start.pickle_s), "restart")
+        yield piece(words, start.workers * start.pickle_s)
     prepare_s = _prepare_s(evidence, start)
     if prepare_s >= _PREPARING_FRACTION * start.first_batch_s:
         words = remedies.prepare_workers_less(workers=start.workers, prepare_s=prepare_s)
-        yield advise_saving(words, saved(prepare_s), "restart")
+        yield piece(words, prepare_s)
 
 
 def _batch_s(watched: WatchedRun) -> float | None:

@@ -771,11 +771,12 @@ def shorten_line(
 
 
 @_advice
-def shorten_own_code(share: float, outside_s: float) -> tuple[str, str]:
+def shorten_own_code(share: float, outside_s: float | None) -> tuple[str, str]:
+    taking = "" if outside_s is None else f" for {format_short_time(outside_s)} of each step"
     return (
-        f"Find what the script does besides training for {format_short_time(outside_s)} of "
-        "each step: logging, metrics in Python, locks, sleeps, calls to a service (python -m "
-        "cProfile, py-spy). Do it every hundredth step, or in another thread"
+        f"Find what the script does besides training{taking}: logging, metrics in Python, locks, "
+        "sleeps, calls to a service (python -m cProfile, py-spy). Do it every hundredth step, or in "
+        "another thread"
     ), _all_saved("that code", share)
 
 

@@ -219,6 +219,22 @@ def debugging_evidence(mode: str, ratio: float, low: float, high: float, place: 
 
 
 @message
+def mode_left_on(mode: str, place: str) -> str:
+    return f"{MODES[mode]} is on ({place})" if place else f"{MODES[mode]} is on"
+
+
+@message
+def variable_left_on(name: str, value: str) -> str:
+    return f"the environment has {name}={value}"
+
+
+@message
+def cost_not_measured(evidence: str) -> str:
+    """Write the first sentence on a mode that nothing could switch off for a comparison."""
+    return f"{evidence[0].upper()}{evidence[1:]}; its cost was not measured."
+
+
+@message
 def denormals_evidence(
     share: float, ratio: float, low: float, high: float, is_at_one_thread: bool
 ) -> str:
@@ -245,6 +261,14 @@ def unneeded_exchanges_evidence(backwards_per_step: float, exposed_s: float) -> 
 @message
 def exchange_evidence(exposed_s: float) -> str:
     return f"exchanging gradients holds each step up for {format_short_time(exposed_s)}"
+
+
+@message
+def own_gaps_evidence(share: float) -> str:
+    return (
+        f"{format_fraction(share)} of the time passes between operators, most of it in gaps longer "
+        "than any launch"
+    )
 
 
 @message

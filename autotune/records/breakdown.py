@@ -167,6 +167,9 @@ class TimeBreakdown(FrozenModel):
     """The device waits for the host to launch the next operation."""
     restart_fraction: _Fraction = 0.0
     """Part of `data_wait` for epoch restarts."""
+    long_gap_fraction: _Fraction | None = None
+    """Part of `idle` in gaps between operators that are longer than any launch: the script's own
+    code; None on an accelerator."""
 
     @model_validator(mode="after")
     def _adds_up(self) -> Self:
@@ -387,7 +390,12 @@ def breakdown_on_device(
 
 
 def breakdown_on_cpu(
-    times: StepTimes, *, copy_s: float, gap_fraction: float, profiled_steps: int
+    times: StepTimes,
+    *,
+    copy_s: float,
+    gap_fraction: float,
+    profiled_steps: int,
+    long_gap_fraction: float = 0.0,
 ) -> TimeBreakdown:
     """Return the shares of a long run's step on the CPU, which is its own device.
 
@@ -395,6 +403,7 @@ def breakdown_on_cpu(
         times: Times of a step.
         copy_s: Seconds of moving a batch (layout conversions).
         gap_fraction: Share of the rest of the step outside any operator, by the profiler.
+        long_gap_fraction: The part of it in gaps longer than any launch.
         profiled_steps: Number of profiled steps.
     """
     # Parts with a measured time, then the rest by the profiler's gaps
@@ -417,6 +426,12 @@ def breakdown_on_cpu(
         ),
         synchronise=(exchanging, _EXCHANGE_SOURCE if times.exchange_s > 0 else own_device),
         idle=(idle, f"gaps between operators ({source})"),
+    ).model_copy(
+        update={
+            "long_gap_fraction": _fraction(
+                rest * min(gap_fraction, long_gap_fraction), step_s + times.restart_s
+            )
+        }
     )
 
 

@@ -188,6 +188,8 @@ class Exchange(FrozenModel):
     exposed_s: float | None = None
     """Mean seconds of such an exchange that computing did not hide, by DDP's own sampled timers;
     None if it has not sampled any."""
+    exchange_s: float | None = None
+    """Mean seconds of the whole exchange, of which computing hides a part."""
     searches_unused: bool = False
     """find_unused_parameters=True."""
     has_unused: bool = False
@@ -217,6 +219,9 @@ class WatchedRun(FrozenModel):
     """The last of these epochs was ended early, to see what the script does after one."""
     worker_starts: tuple[WorkerStart, ...] = ()
     """Starts of loader workers, in order."""
+    active_workers: int | None = None
+    """Workers of a stream that still had samples, in the middle of an epoch; None without workers,
+    or if the dataset is no stream."""
     modes: Modes = Modes()
     written_elsewhere: tuple[str, ...] = ()
     """Existing files whose redirected writes went to another file system: they may cost more in

@@ -102,6 +102,12 @@ class StepTrainer(Protocol):
     def without_exchange(self) -> AbstractContextManager[None]:
         """Train without exchanging gradients within this context, if that is possible."""
 
+    def in_loop(self, action: Callable[[], object]) -> None:
+        """Run an action in the loop's own context: at once, or before a script's next batch.
+
+        A greenlet has its own floating-point modes.
+        """
+
 
 @dataclass(slots=True)
 class Trainer:
@@ -123,6 +129,10 @@ class Trainer:
     def accumulated(self) -> int:
         """Batches since the optimizer's last step."""
         return self.accumulator.accumulated
+
+    def in_loop(self, action: Callable[[], object]) -> None:
+        """Run an action at once."""
+        action()
 
     @contextmanager
     def without_exchange(self) -> Iterator[None]:
@@ -186,6 +196,10 @@ class NoTrainer:
     def to_device(self, batch: Any) -> Any:
         """Return the batch as it is."""
         return batch
+
+    def in_loop(self, action: Callable[[], object]) -> None:
+        """Run an action at once."""
+        action()
 
     def without_exchange(self) -> AbstractContextManager[None]:
         """Return an empty context: there is nothing to exchange."""

@@ -11,10 +11,10 @@ import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, pairwise
 from math import ceil
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function, supported_activities
@@ -133,18 +133,35 @@ def host_waits(traces: Iterable[TraceEvent]) -> list[tuple[int, int]]:
     ]
 
 
-def gap_fraction(traces: Iterable[TraceEvent], span_s: float) -> float:
-    """Return the share of a span in which no operator ran on any thread of the CPU.
+class Gaps(NamedTuple):
+    """Shares of a span in which no operator ran on any thread of the CPU."""
+
+    fraction: float
+    """All gaps."""
+    long_fraction: float
+    """Gaps longer than any launch."""
+
+
+_LONG_GAP_NS = 100_000
+"""Length of a gap from which the script's own code fills it: ten times PyTorch's time for an operator
+on the host. Source: pytorch.org, "PyTorch profiler"; the factor is our convention."""
+
+
+def gap_fractions(traces: Iterable[TraceEvent], span_s: float) -> Gaps:
+    """Return the shares of a span in which no operator ran.
 
     Args:
         traces: The events of the span.
         span_s: Its length in seconds.
     """
     if span_s <= 0:
-        return 0.0
+        return Gaps(0.0, 0.0)
     operators = (trace for trace in traces if not trace.is_on_device and _is_operator(trace))
-    busy_s = length(union((operator.start_ns, operator.end_ns) for operator in operators)) * 1e-9
-    return min(1.0, max(0.0, 1.0 - busy_s / span_s))
+    busy = union((operator.start_ns, operator.end_ns) for operator in operators)
+    gaps_ns = [after[0] - before[1] for before, after in pairwise(busy)]
+    long_ns = sum(gap for gap in gaps_ns if gap >= _LONG_GAP_NS)
+    whole = min(1.0, max(0.0, 1.0 - length(busy) * 1e-9 / span_s))
+    return Gaps(whole, min(whole, long_ns * 1e-9 / span_s))
 
 
 def marked_part(traces: Sequence[TraceEvent]) -> tuple[list[TraceEvent], float]:
@@ -282,8 +299,14 @@ def break_down(
     if trainer.device.kind == "cpu":
         copy_s = _copy_s(trainer, host)
         traces, span_s = marked_part(profile_steps(trainer, held, steps))
-        gaps = gap_fraction(traces, span_s)
-        own = breakdown_on_cpu(times, copy_s=copy_s, gap_fraction=gaps, profiled_steps=steps)
+        gaps = gap_fractions(traces, span_s)
+        own = breakdown_on_cpu(
+            times,
+            copy_s=copy_s,
+            gap_fraction=gaps.fraction,
+            long_gap_fraction=gaps.long_fraction,
+            profiled_steps=steps,
+        )
         return own, None
     traces, _ = marked_part(profile_steps(trainer, host, steps))
     events = device_events(traces, trainer.device.torch_device.index or 0)

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from math import ceil
 from time import perf_counter
@@ -195,7 +196,7 @@ def _switches(
     kind = trainer.device.kind
     if seen.modes.is_anomaly_detected:
         yield _Switch("anomaly", _without_anomaly_detection)
-    if is_traced():
+    if is_traced() and not seen.modes.is_profiled:  # torch's profiler traces Python for its stacks
         yield _Switch("tracer", _without_tracing)
     if is_deterministic(kind):
         yield _Switch("deterministic", _nondeterministic)
@@ -203,7 +204,8 @@ def _switches(
         share = _subnormal_share(trainer, optimizer, supply)
         if share >= _SUBNORMAL_SHARE and _can_flush():
             has_threads = torch.get_num_threads() > 1
-            yield _Switch("denormals", _flushed, share=share, is_at_one_thread=has_threads)
+            flushed = partial(_flushed, trainer)
+            yield _Switch("denormals", flushed, share=share, is_at_one_thread=has_threads)
 
 
 @contextmanager
@@ -272,13 +274,13 @@ def _without_tracing() -> Iterator[None]:
 
 
 @contextmanager
-def _flushed() -> Iterator[None]:
-    """Flush subnormal values to zero in this thread."""
-    torch.set_flush_denormal(True)
+def _flushed(trainer: StepTrainer) -> Iterator[None]:
+    """Flush subnormal values to zero in the thread that trains, from its next batch on."""
+    trainer.in_loop(partial(torch.set_flush_denormal, True))
     try:
         yield
     finally:
-        torch.set_flush_denormal(False)
+        trainer.in_loop(partial(torch.set_flush_denormal, False))
 
 
 def _can_flush() -> bool:

@@ -71,6 +71,8 @@ class Conductor:
         self.thread: int | None = None
         """The thread that trains, once it has asked for a batch."""
         self.is_measuring = self.has_ended = False
+        self.actions: deque[Callable[[], object]] = deque()
+        """Actions to run in the script's greenlet, before it gets its next batch."""
         self._work = work
 
     def ask(self) -> Any:
@@ -90,6 +92,8 @@ class Conductor:
         self.is_measuring = True
         answer = self._measuring.switch()
         self.is_measuring = False
+        while self.actions:
+            self.actions.popleft()()
         if isinstance(answer, _Raised):
             raise answer.error
         return answer
@@ -164,6 +168,10 @@ class ScriptTrainer:
     def to_device(self, batch: Any) -> Any:
         """Copy a batch to the device as the configuration's settings say."""
         return self.config.to_device(batch, self.device.torch_device)
+
+    def in_loop(self, action: Callable[[], object]) -> None:
+        """Run an action in the script's greenlet, before its next batch."""
+        self.conductor.actions.append(action)
 
     def without_exchange(self) -> AbstractContextManager[None]:
         """Return a context that does nothing: gradient exchange belongs to the script."""
@@ -446,6 +454,11 @@ class ScriptFeed:
         """Process ids of the loader's workers."""
         workers = getattr(self._iterator(), "_workers", ())
         return tuple(worker.pid for worker in workers)
+
+    @property
+    def active_workers(self) -> int:
+        """Number of workers that have samples left in this epoch, of a stream."""
+        return sum(getattr(self._iterator(), "_workers_status", ()))
 
     def allow_full_queue(self) -> None:
         """Let the loader fill its whole queue from now on."""

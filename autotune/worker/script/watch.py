@@ -8,7 +8,7 @@ open; parts that recur (a checkpoint, a validation) keep all that happens inside
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from threading import get_ident
 from time import perf_counter
@@ -42,7 +42,7 @@ _MOST_KEPT = 1000
 """Occurrences of each kind that are kept one by one, which bounds the report. Source: our
 convention."""
 _MODES_EVERY_S = 0.5
-"""Seconds between two looks at the modes of the process. Source: our convention."""
+"""Seconds between two observations of the process's modes. Source: our convention."""
 _CORES_AT_STEP = 5
 """Step at which cores are read: an import or a first batch may have changed them by then. Source:
 our convention."""
@@ -82,6 +82,10 @@ class _Pass:
     place: str
     peak: AbstractContextManager[None] | None = None
     """Watches the peak of memory."""
+    called_s: float = 0.0
+    """Seconds in the model."""
+    has_batches: bool = False
+    """True once a loader gave a batch for it; else it may be a rollout, or a teacher."""
     is_evaluation: bool = False
     """True once a model was called in eval mode or without gradients."""
 
@@ -99,6 +103,8 @@ class Watch:
         self.has_group = False
         """True if training runs in a process group."""
         self._modes_due = 0.0
+        self.active_workers: int | None = None
+        """Workers of a stream that still have samples."""
         self.is_over = False
         """True once nothing is recorded any more."""
         self._starts = WorkerStarts()
@@ -133,6 +139,8 @@ class Watch:
         self._pass: _Pass | None = None
         self._other_s: float | None = None
         """Seconds of the script's other code up to an epoch's end, until the next epoch begins."""
+        self._apart_s = 0.0
+        """Seconds left out so far."""
         self._restart_s: float | None = None
         """Seconds that `iter(loader)` took, until the first batch of the epoch comes."""
         self._began: float | None = None
@@ -177,14 +185,16 @@ class Watch:
         has_place = is_recorded and part != "restart" and not what.startswith(AUTOMATIC)
         place = users_place() if has_place else ""
         began_bytes = _written_bytes() if is_recorded and part == "checkpoint" else 0
-        begun = self._enter(part)
+        self._enter(part)
+        before_s = self._seconds.get(part, 0.0)
         try:
             yield
         finally:
-            ended = self._leave()
+            self._leave()
             if is_recorded and self._began is not None and not self.is_over:
                 written = _written_bytes() - began_bytes if part == "checkpoint" else 0
-                self._kind(part, what, place).add(self._steps, ended - begun, written)
+                spent_s = self._seconds.get(part, 0.0) - before_s
+                self._kind(part, what, place).add(self._steps, spent_s, written)
 
     def enter(self, part: RunPart) -> None:
         """Open a part; for work that begins and ends in calls of its own, such as torch's hooks."""
@@ -201,7 +211,11 @@ class Watch:
 
     def _is_absorbed(self, part: RunPart) -> bool:
         """Return whether an open part keeps the time of this one."""
-        return bool(self._open) and self._open[-1] in _ABSORBING and part != "collection"
+        if not self._open or part == "collection":
+            return False
+        # A loss that is printed waits for all work that the device has queued.
+        is_wait = part == "synchronise" and self._open[-1] == "logging"
+        return self._open[-1] in _ABSORBING and not is_wait
 
     def _enter(self, part: RunPart) -> float:
         now = self._spend()
@@ -240,6 +254,7 @@ class Watch:
             yield
         finally:
             self._since = perf_counter()
+            self._apart_s += self._since - begun
             if self._began is not None:
                 self._began += self._since - begun
 
@@ -276,6 +291,7 @@ class Watch:
             self._spend()
             self._open.clear()
         begun = self._enter("waiting" if self._restart_s is None else "restart")
+        before_s = self._apart_s
         is_ended = False
         try:
             yield
@@ -283,7 +299,7 @@ class Watch:
             is_ended = True
             raise
         finally:
-            wait_s = self._leave() - begun
+            wait_s = self._leave() - begun - (self._apart_s - before_s)
             if not is_ended:
                 self._starts.has_batch(loader)
             self._fetched(wait_s, is_ended=is_ended)
@@ -332,6 +348,7 @@ class Watch:
         """Record that another loader gave a batch."""
         if self._is_watched() and self._pass is not None:
             self._pass.until = perf_counter()
+            self._pass.has_batches = True
 
     def side_ended(self) -> None:
         """Record that another loader has no more batches."""
@@ -345,9 +362,11 @@ class Watch:
 
         Args:
             what: The module's class.
-            trains: It is in training mode, or has no mode of its own, and gradients are on.
+            trains: It is in training mode, and gradients are on.
         """
-        if not self._is_watched():
+        # A transform may be a module: fetching a batch keeps its time.
+        is_fetching = bool(self._open) and self._open[-1] in {"waiting", "restart"}
+        if not self._is_watched() or is_fetching:
             yield
             return
         if trains:
@@ -356,12 +375,14 @@ class Watch:
                 yield
             return
         self.side_began(what)
+        begun = perf_counter()
         try:
             yield
         finally:
             if self._pass is not None:
                 self._pass.is_evaluation = True
                 self._pass.until = perf_counter()
+                self._pass.called_s += self._pass.until - begun
 
     def backward_begins(self, *, is_synchronised: bool) -> None:
         """Record a backward pass, which ends a pass without training."""
@@ -385,10 +406,14 @@ class Watch:
         now = self._leave()
         if ended.peak is not None:
             ended.peak.__exit__(None, None, None)
-        self._move(now - ended.until, "validation", "other")
+        since_s = min(now - ended.until, self._seconds.get("validation", 0.0))
+        self._move(since_s, "validation", "other")  # but what was collected meanwhile
         seconds = ended.until - ended.begun
         if not ended.is_evaluation:
             self._move(seconds, "validation", "waiting")
+        elif not ended.has_batches:
+            self._move(ended.called_s, "validation", "forward")
+            self._move(seconds - ended.called_s, "validation", "other")
         elif self._began is not None and not self.is_over:
             self._kind("validation", ended.what, ended.place).add(self._steps, seconds, 0)
 
@@ -432,6 +457,10 @@ class Watch:
 
     # The result
 
+    def forget(self) -> None:
+        """Record nothing any more: this process is a fork."""
+        self.is_over = True
+
     def finish(self, epoch_batches: int | None) -> WatchedRun | None:
         """End the watch, and return what was seen; None if no optimizer stepped.
 
@@ -440,13 +469,12 @@ class Watch:
         Args:
             epoch_batches: Batches of an epoch of the training loader; None if unknown.
         """
-        if self._pass is not None and self._pass.is_evaluation:
+        if self._pass is not None and self._pass.is_evaluation and self._pass.has_batches:
             self._pass.until = perf_counter()
             self._kind("validation", self._pass.what, self._pass.place).is_cut = True
         self._end_pass()
-        watched = self.so_far(epoch_batches)
-        self.is_over = True
-        return watched
+        self.is_over = True  # the training thread may go on meanwhile
+        return self.so_far(epoch_batches)
 
     def so_far(self, epoch_batches: int | None) -> WatchedRun | None:
         """Return what was seen so far; see `finish`."""
@@ -466,19 +494,20 @@ class Watch:
                 is_cut=kind.is_cut,
                 is_muted=is_muted(what),
             )
-            for (part, what, place), kind in self._kinds.items()
+            for (part, what, place), kind in list(self._kinds.items())
         ]
         return WatchedRun(
             startup=self._startup,
             steps=self._steps,
             watched_s=now - self._began,
-            parts_s={part: max(0.0, spent_s) for part, spent_s in self._seconds.items()},
+            parts_s={part: max(0.0, spent_s) for part, spent_s in dict(self._seconds).items()},
             recurring=tuple(recurring),
             batches=self._batches,
             epoch_batches=epoch_batches,
             epochs_ended=self._epochs_ended,
             is_epoch_cut=self.is_epoch_cut,
             worker_starts=self._starts.starts,
+            active_workers=self.active_workers,
             modes=self._joined_modes(),
             memory=self._growth.report(self._peaks),
             written_elsewhere=files_elsewhere(),
@@ -502,10 +531,9 @@ def _written_bytes() -> int:
 
     Source: Linux, proc(5), /proc/pid/io: wchar.
     """
-    try:
+    with suppress(OSError, ValueError, KeyError):  # another kernel may write it otherwise
         with opened("/proc/thread-self/io", real_os.O_RDONLY) as descriptor:
             counts = real_os.read(descriptor, 1024).decode()
-    except OSError:
-        return 0
-    fields = dict(line.split(": ") for line in counts.splitlines())
-    return int(fields["wchar"])
+        fields = dict(line.split(": ") for line in counts.splitlines())
+        return int(fields["wchar"])
+    return 0

@@ -27,7 +27,7 @@ from autotune.worker.extras.profile import (
     TraceEvent,
     break_down,
     device_events,
-    gap_fraction,
+    gap_fractions,
     host_waits,
     marked_part,
     profile_steps,
@@ -221,7 +221,7 @@ EACH_ON_DEVICE = pytest.mark.parametrize("path", ON_DEVICE, ids=lambda path: pat
 def test_a_trace_has_our_mark_and_gaps_that_are_a_share(path: Path) -> None:
     inside, span_s = marked_part(read_trace(path))
     assert span_s > 0
-    assert 0 <= gap_fraction(inside, span_s) < 1
+    assert 0 <= gap_fractions(inside, span_s).fraction < 1
 
 
 @EACH_ON_DEVICE
@@ -367,10 +367,10 @@ def test_a_gap_after_a_wait_is_told_by_every_torch(has_activity: bool) -> None:
 
 def test_gaps_on_the_cpu_lie_outside_operators_wrappers_and_marks_left_out() -> None:
     inside, span_s = marked_part(by_hand("cpu_operators"))
-    assert gap_fraction(inside, span_s) == pytest.approx(0.5)
+    assert gap_fractions(inside, span_s).fraction == pytest.approx(0.5)
 
 
 def test_without_our_mark_nothing_is_read() -> None:
     traces = [event for event in by_hand("cpu_operators") if event.name != MARK]
     assert marked_part(traces) == ([], 0.0)
-    assert gap_fraction([], 0.0) == 0
+    assert gap_fractions([], 0.0) == (0, 0)

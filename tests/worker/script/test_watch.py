@@ -129,7 +129,7 @@ def test_a_checkpoint_keeps_what_happens_inside_it_but_collections(script: Scrip
     assert found.parts_s["checkpoint"] == 2.0
     assert found.parts_s["collection"] == 0.5
     assert "logging" not in found.parts_s
-    assert only(found, "checkpoint").seconds == (2.5,)
+    assert only(found, "checkpoint").seconds == (2.0,)
     assert only(found, "checkpoint").at_steps == (0,)
 
 
@@ -156,11 +156,25 @@ def test_an_evaluation_lasts_until_its_loader_is_exhausted(script: Script) -> No
 def test_an_evaluation_that_is_left_early_ends_with_its_last_call(script: Script) -> None:
     script.start()
     script.watch.side_began("Pictures")
+    script.watch.side_seen()
     with script.watch.calling("Net", trains=False):
         script.clock.now += 1.0
     script.clock.now += 0.5
     script.fetch()
     assert script.found().parts_s["validation"] == 1.0
+
+
+def test_calls_without_gradients_or_a_loader_are_no_validation(script: Script) -> None:
+    script.start()
+    for _ in range(2):
+        with script.watch.calling("Policy", trains=False):
+            script.clock.now += 1.0
+        script.clock.now += 0.5  # the environment steps
+    script.fetch()
+    found = script.found()
+    assert found.parts_s["forward"] == 2.0
+    assert found.parts_s["other"] == 1.0
+    assert not found.recurring
 
 
 def test_a_second_loader_that_training_reads_from_is_waiting(script: Script) -> None:
@@ -222,6 +236,7 @@ def test_other_threads_and_the_time_after_the_end_do_not_count(script: Script) -
 def test_an_evaluation_under_way_at_the_end_is_cut(script: Script) -> None:
     script.start()
     script.watch.side_began("Pictures")
+    script.watch.side_seen()
     with script.watch.calling("Net", trains=False):
         script.clock.now += 1.0
     script.clock.now += 3.0
