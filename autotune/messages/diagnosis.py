@@ -201,11 +201,11 @@ def several_ranks() -> str:
 
 
 CHECKS = {
-    "lines": "slow lines of the script",
-    "growth": "memory that grows in workers",
+    "lines": "slow lines",
+    "growth": "memory growth",
     "modes": "debugging modes, subnormal values",
 }
-"""Causes that a check may not reach, by their codes in notes."""
+"""Causes that a check may not reach; all of them fit in a line of 80 columns."""
 
 
 # Evidence

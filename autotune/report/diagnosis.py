@@ -96,10 +96,9 @@ _MOST_HEADLINE = 4
 _MOST_UNOBSERVED = 2
 _MOST_OF_ADVICE = 3
 _MOST_DOUBTS = 3
-_MOST_NOT_EXCLUDED = 2
 """Lines of the headline, of the sentence on what was not observed, and of a piece of advice; notes
-that are shown; lines of causes that are not excluded. Source: with 14 lines of shares and three
-pieces of advice, these make 40 lines at most."""
+that are shown. Source: with 14 lines of shares and three pieces of advice, these make less than 40
+lines."""
 _PIECES_SHOWN = 3
 _LONGEST_PLACE = 40
 """Terminal cells. Source: our convention."""
@@ -207,9 +206,7 @@ def _print_end(diagnosis: Diagnosis, console: Console) -> None:
     """Print what could not be checked, and where the rest is, a line each."""
     console.print()
     if diagnosis.not_excluded:
-        causes = _describe_not_excluded(diagnosis.not_excluded, console.width)
-        for line in wrap_lines(causes, console, _MOST_NOT_EXCLUDED):
-            console.print(Text(line))
+        console.print(Text(_describe_not_excluded(diagnosis.not_excluded, console.width)))
     rest = ["evidence"]
     more = len(diagnosis.advice) - len(_first_pieces(diagnosis.advice))
     if more:
@@ -220,12 +217,12 @@ def _print_end(diagnosis: Diagnosis, console: Console) -> None:
 
 
 def _describe_not_excluded(causes: Sequence[Note], width: int) -> str:
-    """Return the causes, with their reasons if all of these fit into a line."""
+    """Return the causes in a line, with their reasons if all of these fit."""
     line = one_line(f"Not excluded: {'; '.join(map(str, causes))}")
     if cell_len(line) <= width:
         return line
     names = ", ".join(CHECKS[str(cause.figures["cause"])] for cause in causes)
-    return f"Not excluded: {names}"
+    return shorten(f"Not excluded: {names}", width)
 
 
 def render_diagnosis(diagnosis: Diagnosis) -> str:

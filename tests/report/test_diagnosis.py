@@ -93,8 +93,7 @@ def test_default_shows_doubts_and_counts_all_notes() -> None:
 def test_default_leaves_out_no_cause_that_is_not_excluded() -> None:
     causes = tuple(not_excluded(cause, "why " * 20) for cause in CHECKS)
     text = diagnosis_on_console(CASES["gpu"].model_copy(update={"not_excluded": causes}))
-    words = " ".join(text.split())
-    assert all(name in words for name in CHECKS.values())
+    assert all(name in text for name in CHECKS.values())
     assert all(
         str(cause)
         in " ".join(

@@ -225,7 +225,7 @@ def test_functions_can_still_be_pickled(watch: _Recorder) -> None:
 class _OnDevice(torch.Tensor):
     """A tensor that says it lies on an accelerator."""
 
-    is_cpu = False  # type: ignore[assignment]
+    is_cpu = False
 
 
 def test_waits_for_an_accelerator_and_copies_are_clocked(watch: _Recorder) -> None:
