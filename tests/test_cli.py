@@ -239,9 +239,7 @@ def test_diagnose_hands_the_plan_on_and_shows_the_answer(
 
     def diagnose_plan(plan: Plan, **options: Any) -> SimpleNamespace:
         calls.append((plan.baseline.num_workers, options))
-        return SimpleNamespace(
-            diagnosis=SimpleNamespace(model_dump_json=lambda indent: '{"verdict": "launch"}')
-        )
+        return SimpleNamespace(diagnosis=None)
 
     api.diagnose_plan = diagnose_plan
     monkeypatch.setattr(
@@ -249,6 +247,7 @@ def test_diagnose_hands_the_plan_on_and_shows_the_answer(
         "print_diagnosis",
         lambda found, console, is_full: console.print(f"launch-bound, {is_full}"),
     )
+    monkeypatch.setattr(json_document, "diagnosis_json", lambda found: '{"verdict": "launch"}')
     assert (
         call("diagnose", "x.yaml", "--set", "baseline.num_workers=3", "--quiet").stdout
         == "launch-bound, False\n"
@@ -508,11 +507,12 @@ def test_check_tells_by_its_exit_code_that_a_recommendation_is_stale(
 def test_diagnose_exit_code(
     verdict: str, code: int, api: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = SimpleNamespace(verdict=verdict, model_dump_json=lambda indent: "{}")
+    found = SimpleNamespace(verdict=verdict)
     api.diagnose_plan = lambda plan, **_: SimpleNamespace(diagnosis=found)
     monkeypatch.setattr(
         diagnosis, "print_diagnosis", lambda found, console, is_full: console.print(found.verdict)
     )
+    monkeypatch.setattr(json_document, "diagnosis_json", lambda found: "{}")
     assert call("diagnose", "x.yaml", "--exit-code").exit_code == code
     assert call("diagnose", "x.yaml", "--exit-code", "--json").exit_code == code
     assert call("diagnose", "x.yaml").exit_code == 0

@@ -69,8 +69,11 @@ def costly_code(
     own = [line for line in stacks.main if line.part == part and not _is_torchs(line)]
     if not waits:
         own = [line for line in own if not _SYNCHRONISES.search(line.code)]
-    others = {line.part for line in stacks.main} - {part}
-    trains = {_function_of(line) for line in stacks.main if line.part in others & _STEP_PARTS}
+    of_step = [line for line in stacks.main if line.part in _STEP_PARTS - {part}]
+    trains = {_function_of(line) for line in of_step}
+    # A line that calls the model, or steps, is more than the script's own code.
+    calling = {line.place for line in of_step}
+    own = [line for line in own if line.place not in calling]
     joined = dict[tuple[str, str], list[StackLine]]()
     for line in own:
         function = _function_of(line)

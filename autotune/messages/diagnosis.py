@@ -193,7 +193,7 @@ def not_observed(parts: Sequence[str], observed_s: float) -> str:
 
 @message
 def not_excluded(cause: str, reason: Note | str) -> str:
-    return f"{_CHECKS[cause]} ({reason})"
+    return f"{CHECKS[cause]} ({reason})"
 
 
 @message
@@ -201,12 +201,12 @@ def several_ranks() -> str:
     return "the script has several ranks"
 
 
-_CHECKS = {
-    "lines": "slow lines of the script",
-    "growth": "memory that grows in workers",
+CHECKS = {
+    "lines": "slow lines",
+    "growth": "memory growth",
     "modes": "debugging modes, subnormal values",
 }
-"""Causes that a check may not reach."""
+"""Causes that a check may not reach; all of them fit in a line of 80 columns."""
 
 
 # Evidence

@@ -66,8 +66,10 @@ def unwatch_children() -> None:
     attached = json.loads(os.environ.pop(ATTACH_VARIABLE, "{}"))
     folder = attached.get("folder")
     if folder is not None:
-        sampled_by = attached.get("sampled_by", os.getpid())
-        os.environ[ATTACH_VARIABLE] = json.dumps({"folder": folder, "sampled_by": sampled_by})
+        kept = {"folder": folder}
+        if attached.get("is_watched") or "sampled_by" in attached:
+            kept["sampled_by"] = attached.get("sampled_by", os.getpid())
+        os.environ[ATTACH_VARIABLE] = json.dumps(kept)
 
 
 def is_own_python(program: str) -> bool:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from autotune.diagnosis.bottlenecks import breakdown_of
-from autotune.messages.diagnosis import BOTTLENECKS
+from autotune.messages.diagnosis import BOTTLENECKS, CHECKS
 from autotune.messages.units import format_count, show, show_gain_interval, show_interval, text_bar
 from autotune.models.observations import points_by_side
 from autotune.note import Note
@@ -220,7 +220,7 @@ def _describe_not_excluded(causes: Sequence[Note], width: int) -> str:
     line = one_line(f"Not excluded: {'; '.join(map(str, causes))}")
     if cell_len(line) <= width:
         return line
-    names = ", ".join(str(cause.figures.get("cause", cause)) for cause in causes)
+    names = ", ".join(CHECKS[str(cause.figures["cause"])] for cause in causes)
     return shorten(f"Not excluded: {names}", width)
 
 

@@ -128,6 +128,7 @@ def test_lengths_of_a_script_give_an_estimate_by_its_tokens() -> None:
     assert found.figures["timed"] == 0
     # 55 % of the tokens are real now, 90 % then
     assert found.expected_gain == pytest.approx(0.9 / 0.55 - 1, rel=0.05)
-    assert found.figures["gain_low"] < found.expected_gain < found.figures["gain_high"]
+    assert found.gain_interval is not None
+    assert found.gain_interval.low < found.gain_interval.value < found.gain_interval.high
     little = lengths(None).model_copy(update={"padding": 0.12})
     assert advised(BUCKETS, little, facts=facts) is None

@@ -149,8 +149,11 @@ def test_what_will_not_suffice_comes_first() -> None:
 
 
 def test_unread_workers_are_not_excluded() -> None:
-    (note,) = memory_warnings(evidence_of(MemoryUse(missing="forbidden")))
-    assert note.code == "growth_not_excluded"
+    evidence = evidence_of(MemoryUse(missing="forbidden"))
+    (unchecked,) = [
+        note for note in judge("job", evidence).not_excluded if note.figures["cause"] == "growth"
+    ]
+    assert unchecked.figures["reason"] == "forbidden"
 
 
 def test_job_without_a_watched_run_has_no_warning() -> None:

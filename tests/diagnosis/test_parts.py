@@ -58,7 +58,8 @@ def test_frequent_checkpoints_are_a_fault_with_the_gain_of_the_run() -> None:
     # Half of the run saves; a tenth of that leaves 55 % of the time.
     assert piece.expected_gain == pytest.approx(1 / 0.55 - 1)
     assert piece.gain_interval is not None
-    assert piece.gain_interval.low <= piece.expected_gain <= piece.gain_interval.high
+    assert piece.gain_interval.value == piece.expected_gain
+    assert piece.gain_interval.low <= piece.gain_interval.value <= piece.gain_interval.high
     assert piece.figures["steps"] == 50
     assert piece.figures["each_bytes"] == 1 << 20
 

@@ -8,7 +8,7 @@ import pytest
 
 from autotune.config.training_config import TrainingConfig
 from autotune.diagnosis.advice import rank_advice
-from autotune.diagnosis.bottlenecks import find_bottlenecks, is_healthy
+from autotune.diagnosis.bottlenecks import find_bottlenecks, is_healthy, judge
 from autotune.records.ceilings import Ceiling
 from autotune.records.measurement import Ceilings
 from autotune.records.result import Advice, Curves, Evidence
@@ -188,13 +188,14 @@ def oversubscribed(**changes: Any) -> Evidence:
 
 
 def test_one_thread_reaches_what_cpu_time_allows() -> None:
-    threads, cheaper = remedies(oversubscribed())  # the fault first
+    cheaper, threads = remedies(oversubscribed())
     assert threads.expected_samples_per_s == pytest.approx(2000.0), "four cores, 2 ms of each item"
     assert [cheaper.kind, threads.kind] == ["make_items_cheaper", "one_thread_per_worker"]
+    assert judge("job", oversubscribed()).advice[0].kind == threads.kind, "the fault first"
 
 
 def test_one_thread_is_a_setting_of_workers() -> None:
-    threads, _ = remedies(oversubscribed())
+    _, threads = remedies(oversubscribed())
     assert threads.is_fault
     assert threads.settings == {"worker_threads": 1}
     alone = oversubscribed(config=TrainingConfig(), environment=CPU.model_copy(update={"cores": 1}))

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from autotune.config.plan import WorkloadFacts
 from autotune.config.training_config import TrainingConfig
 from autotune.diagnosis.worker_starts import (
     restart_finding,
@@ -13,9 +14,10 @@ from autotune.diagnosis.worker_starts import (
     slow_start,
     start_remedies,
 )
+from autotune.messages.space import setting_unreached
 from autotune.records.result import Evidence
 from autotune.records.watched_run import WorkerStart
-from tests.factories import make_evidence
+from tests.factories import make_evidence, make_facts, make_script
 from tests.factories.watched_runs import make_start, make_watched
 
 SPAWN: dict[str, Any] = {
@@ -26,9 +28,27 @@ SPAWN: dict[str, Any] = {
 }
 
 
-def evidence_of(*starts: WorkerStart, persistent: bool = False, **watched: Any) -> Evidence:
+BY_EPOCH = make_facts(
+    script=make_script(
+        unreached=(
+            setting_unreached(
+                setting="persistent_workers", reason="data_by_epoch", has_placeholder=False
+            ),
+        )
+    )
+)
+"""A script that changes its dataset each epoch, so that its workers cannot stay."""
+
+
+def evidence_of(
+    *starts: WorkerStart,
+    persistent: bool = False,
+    facts: WorkloadFacts | None = None,
+    **watched: Any,
+) -> Evidence:
     """Return a job with epochs of 5 s after their restart, in batches of 0.1 s."""
     found = make_evidence(
+        facts=facts,
         config=TrainingConfig(num_workers=2, persistent_workers=persistent, micro_batch_size=10),
         loader_costs=None,
     )
@@ -69,10 +89,16 @@ def test_interval_narrows_with_starts() -> None:
 
 
 def test_spawned_workers_also_pickle_less() -> None:
-    found = [*start_remedies(evidence_of(make_start(5.0, **SPAWN)))]
+    found = [*start_remedies(evidence_of(make_start(5.0, **SPAWN), facts=BY_EPOCH))]
     assert [one.kind for one in found] == ["keep_workers", "pickle_less"]
     # two workers, a second each, of an epoch of 10 s
     assert found[1].expected_gain == pytest.approx(0.25)
+
+
+def test_workers_that_stay_save_what_shorter_starts_would() -> None:
+    kept, less = start_remedies(evidence_of(make_start(5.0, **SPAWN)))
+    assert kept.expected_gain == pytest.approx(1.0)
+    assert less.expected_gain is None
 
 
 def test_workers_that_prepare_long() -> None:

@@ -14,7 +14,7 @@ import pytest
 from autotune import messages
 from autotune.diagnosis.scaling import Cause
 from autotune.messages.advice import _VARIABLES, AdviceText
-from autotune.messages.diagnosis import BOTTLENECKS, RUN_PART_NAMES, UnevenRank
+from autotune.messages.diagnosis import BOTTLENECKS, CHECKS, RUN_PART_NAMES, UnevenRank
 from autotune.messages.search import _CEILINGS
 from autotune.messages.space import _NO_EFFECT, _UNREACHED
 from autotune.messages.trials import _STAGES
@@ -46,6 +46,7 @@ CODES: dict[str, Sequence[object]] = {
     "stages": (["copy"], ["copy", "lengths", "transfer"]),
     "outcome": tuple(OUTCOMES),
     "mode": tuple(MODES),
+    "not_excluded.cause": tuple(CHECKS),
     "unset_variable.name": tuple(_VARIABLES),
     "baseline_without_effect.reason": tuple(_NO_EFFECT),
     "value_without_effect.reason": tuple(_NO_EFFECT),

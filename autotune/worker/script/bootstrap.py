@@ -67,12 +67,15 @@ def open_session(
     seed_all(job.process.seed)
     ends_at = started + DEADLINE_SHARE * job.process.deadline_s
     start = Start(started=started, built_from=perf_counter(), ends_at=ends_at, before={})
-    watch = Watch(started) if isinstance(job, kinds.ProbeJob) and job.watch_s else None
+    is_watched = isinstance(job, kinds.ProbeJob) and job.watch_s > 0
+    # Of several ranks the first one alone is watched.
+    watch = Watch(started) if is_watched and os.environ.get("RANK", "0") == "0" else None
     if watch is not None:
         allow_reading()  # before loader workers start
     session = Session(job, overrides, place, doer_of(job, place, dump, start, watch), watch)
     install(session)
     if watch is not None:
+        os.register_at_fork(after_in_child=watch.forget)  # in loader workers
         install_seams(watch)
     return session
 

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import lru_cache, partial, wraps
 from numbers import Integral
 from pathlib import Path
 from types import FrameType, SimpleNamespace
@@ -155,7 +155,8 @@ _plain_iters: dict[type, Callable[[Any], Any]] = {DataLoader: DataLoader.__iter_
 
 def install(session: Session) -> None:
     """Patch torch, so that it calls a session from now on."""
-    remember_places(_caller)
+    if session.observes_modes:
+        remember_places(_caller)
     _patch_loader(DataLoader, session)
     after_import(_STATEFUL, lambda module: _patch_loader(module.StatefulDataLoader, session))
 
@@ -256,9 +257,15 @@ def _caller() -> tuple[str, int]:
 def users_place() -> str:
     """Return the name of the file and the line of the script's running code, such as "train.py:41"."""
     file, line = _caller()
-    path = Path(file)
-    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path.name
-    return f"{shown}:{line}"
+    return f"{_shown(file)}:{line}"
+
+
+@lru_cache(maxsize=1024)
+def _shown(file: str) -> str:
+    """Return a file below the working folder by its path there; others by name."""
+    with suppress(OSError, ValueError):  # the working folder may be gone
+        return str(Path(file).relative_to(Path.cwd()))
+    return Path(file).name
 
 
 def _site_of(file: str, line: int, nth: int, arguments: dict[str, Any]) -> LoaderSite:

@@ -344,7 +344,12 @@ def _add_notes(measurement: Measurement, scene: Scene) -> Measurement:
     if ranks > 1 and not scene.device.has_own_memory:
         # The other ranks' process trees take as much host memory as this one's.
         peak_bytes = measurement.memory.peak_bytes * ranks
-        memory = measurement.memory.model_copy(update={"peak_bytes": peak_bytes})
+        memory = measurement.memory.model_copy(
+            update={
+                "peak_bytes": peak_bytes,
+                "to_come_bytes": measurement.memory.to_come_bytes * ranks,
+            }
+        )
         measurement = measurement.model_copy(
             update={"memory": memory, "peak_memory_bytes": peak_bytes}
         )
@@ -430,7 +435,12 @@ def _probe(
     prints = _observe(job, start, scene)
     watched = None
     if watch is not None:
-        watched = _watch_on(watch, job.watch_s, place, scene, report())
+        with watch.apart():
+            workers = 0 if scene.loader is None else scene.loader.num_workers
+            is_known = workers > 1 and len(prints) >= 2 * workers
+            is_parted = not (is_known and repeats_batches(prints, workers))
+            known = report(is_parted=is_parted)
+        watched = _watch_on(watch, job.watch_s, place, scene, known)
         if watched.has_ended:
             return watched.report
     is_parted = True
@@ -507,8 +517,9 @@ def _train_once(scene: Scene, prints: list[int] | None = None) -> int:
 
 
 _WATCHED_STEPS = 12
-"""Optimizer steps to watch at least, if they take no longer than twice the time. Source: our
-convention."""
+"""Optimizer steps to watch at least, if time allows. Source: our convention."""
+_MOST_TIMES = 2
+"""Multiples of the time asked for that slow steps may take. Source: our convention."""
 _SAMPLED_S = 4.0
 """Last seconds of the watch, in which stacks are sampled. Source: our convention: 200 samples show a
 share of 10 % within 4 points."""
@@ -556,28 +567,27 @@ def _watch_on(
 
     def ended_after(seconds: float) -> Timer:
         """Start a timer that ends the process with what is known by then."""
-        timer = Timer(seconds, lambda: end_process(place, result(has_ended=True).report))
+
+        def end() -> None:
+            report = known
+            try:
+                report = result(has_ended=True).report
+            finally:  # whatever the training thread does meanwhile
+                end_process(place, report)
+
+        timer = Timer(seconds, end)
         timer.daemon = True
         timer.start()
         return timer
 
-    most_s = 2 * seconds
-    late = ended_after(max(0.0, most_s + _EPOCH_END_S - watch.elapsed_s))
+    most_s = _MOST_TIMES * seconds
+    late = ended_after(max(_EPOCH_END_S, most_s + _EPOCH_END_S - watch.elapsed_s))
     try:
-        sampling = None
-        while watch.elapsed_s < seconds or (
-            watch.steps < _WATCHED_STEPS and watch.elapsed_s < most_s
-        ):
-            if sampling is None and watch.elapsed_s >= seconds - _SAMPLED_S:
-                sampling = Sampling.start(place.folder.path, _SAMPLED_S)
-            with suppress(LoopMoved):
-                _train_once(scene)
-        if sampling is not None:
-            with watch.apart():
-                watch.stacks = sampling.finish()
+        _watch_steps(watch, seconds, place, scene)
         if isinstance(feed, ScriptFeed) and not feed.epochs and ranks() == 1:
-            run = watch.so_far(epoch_batches)
-            place.keep(known.model_copy(update={"watched": run}))
+            with watch.apart():
+                run = watch.so_far(epoch_batches)
+                place.keep(known.model_copy(update={"watched": run}))
             late.cancel()
             late = ended_after(_EPOCH_END_S)
             watch.is_epoch_cut = True
@@ -590,6 +600,28 @@ def _watch_on(
     finally:
         late.cancel()
     return result(has_ended=False)
+
+
+def _watch_steps(watch: Watch, seconds: float, place: Place, scene: Scene) -> None:
+    """Watch the script's steps, and sample stacks in the last seconds.
+
+    Raises:
+        FeedEnded: The script has ended.
+    """
+    sampling: Sampling | None = None
+    try:
+        while watch.elapsed_s < seconds or (
+            watch.steps < _WATCHED_STEPS and watch.elapsed_s < _MOST_TIMES * seconds
+        ):
+            if sampling is None and watch.elapsed_s >= seconds - _SAMPLED_S:
+                with watch.apart():
+                    sampling = Sampling.start(place.folder.path, _SAMPLED_S)
+            with suppress(LoopMoved):
+                _train_once(scene)
+    finally:
+        if sampling is not None:
+            with watch.apart():
+                watch.stacks = sampling.finish()
 
 
 def _exchange(watch: Watch, ddp: DistributedDataParallel | None) -> Exchange | None:
@@ -819,6 +851,12 @@ class Session:
         self._was_backward = True
         """True if gradients were computed since the last forward pass that counted."""
 
+    @property
+    def observes_modes(self) -> bool:
+        """True if it is to be known where the script switches debugging modes on."""
+        is_compared = isinstance(self.job, messages.TrialJob) and self.job.extras.what_if
+        return self._watch is not None or is_compared
+
     # Loaders
 
     def loader_made(self, site: LoaderSite, loader: DataLoader[Any], *, is_searched: bool) -> None:
@@ -1010,6 +1048,8 @@ class Session:
             if self._is_passive:
                 # A loader already being iterated gets its full queue with the next batch.
                 self._loaders.depth.end()
+                self._watch = None
+                uninstall_seams()
         if self._is_passive:
             return
         self.sightings.step(optimizer)
@@ -1188,7 +1228,8 @@ class Session:
         Args:
             error: The exception that ended the script; None if it returned.
         """
-        if self._watch is not None and self._watch.is_epoch_cut:
+        is_cut = self._watch is not None and self._watch.is_epoch_cut
+        if is_cut and not self._is_another_thread:
             self.conductor.end()  # the facts are complete, and the script's end may be our doing
         if self._is_passive or self.place.report.exists():
             return

@@ -68,12 +68,13 @@ def run_command(
     overlay.mkdir(mode=0o700, exist_ok=True)
     compile_cache = compile_cache_variables()
     own_folders = [place.folder.path, *map(Path, compile_cache.values())]
+    is_watched = isinstance(job, messages.ProbeJob) and job.watch_s > 0
     attached = {
         "folder": str(place.folder.path),
         "started": started,
         "own_folders": [*map(str, own_folders)],
+        "is_watched": is_watched,
     }
-    is_watched = isinstance(job, messages.ProbeJob) and job.watch_s > 0
     os.environ.update(
         quiet_environment(overlay, is_timed=is_watched)
         | attached_environment(attached)
@@ -89,6 +90,10 @@ def run_command(
         session = open_session(job, place, dump, started)
         if not session.overrides.sets_threads:
             follow_variables()
+        if is_watched:
+            # A fork's objects, torch's above all, are left out of garbage collection. In a training
+            # that is started by itself each full collection visits them.
+            gc.unfreeze()
         _run_here(start, place, session)
     if place.report.exists():
         os._exit(0 if is_well else 1)
@@ -126,9 +131,6 @@ def _run_below(words: Sequence[str], place: Place) -> bool:
 
 def _run_here(start: PythonStart, place: Place, session: Session) -> None:
     error: BaseException | None = None
-    # A fork's objects, torch's above all, are left out of garbage collection. In a training that is
-    # started by itself each full collection visits them.
-    gc.unfreeze()
     try:
         _become(start)
         for thread in threading.enumerate():  # as Python does at its end

@@ -8,7 +8,7 @@ open; parts that recur (a checkpoint, a validation) keep all that happens inside
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from threading import get_ident
 from time import perf_counter
@@ -42,7 +42,7 @@ _MOST_KEPT = 1000
 """Occurrences of each kind that are kept one by one, which bounds the report. Source: our
 convention."""
 _MODES_EVERY_S = 0.5
-"""Seconds between two looks at the modes of the process. Source: our convention."""
+"""Seconds between two observations of the process's modes. Source: our convention."""
 _CORES_AT_STEP = 5
 """Step at which cores are read: an import or a first batch may have changed them by then. Source:
 our convention."""
@@ -139,6 +139,8 @@ class Watch:
         self._pass: _Pass | None = None
         self._other_s: float | None = None
         """Seconds of the script's other code up to an epoch's end, until the next epoch begins."""
+        self._apart_s = 0.0
+        """Seconds left out so far."""
         self._restart_s: float | None = None
         """Seconds that `iter(loader)` took, until the first batch of the epoch comes."""
         self._began: float | None = None
@@ -252,6 +254,7 @@ class Watch:
             yield
         finally:
             self._since = perf_counter()
+            self._apart_s += self._since - begun
             if self._began is not None:
                 self._began += self._since - begun
 
@@ -288,6 +291,7 @@ class Watch:
             self._spend()
             self._open.clear()
         begun = self._enter("waiting" if self._restart_s is None else "restart")
+        before_s = self._apart_s
         is_ended = False
         try:
             yield
@@ -295,7 +299,7 @@ class Watch:
             is_ended = True
             raise
         finally:
-            wait_s = self._leave() - begun
+            wait_s = self._leave() - begun - (self._apart_s - before_s)
             if not is_ended:
                 self._starts.has_batch(loader)
             self._fetched(wait_s, is_ended=is_ended)
@@ -358,9 +362,11 @@ class Watch:
 
         Args:
             what: The module's class.
-            trains: It is in training mode, or has no mode of its own, and gradients are on.
+            trains: It is in training mode, and gradients are on.
         """
-        if not self._is_watched():
+        # A transform may be a module: fetching a batch keeps its time.
+        is_fetching = bool(self._open) and self._open[-1] in {"waiting", "restart"}
+        if not self._is_watched() or is_fetching:
             yield
             return
         if trains:
@@ -400,7 +406,8 @@ class Watch:
         now = self._leave()
         if ended.peak is not None:
             ended.peak.__exit__(None, None, None)
-        self._move(now - ended.until, "validation", "other")
+        since_s = min(now - ended.until, self._seconds.get("validation", 0.0))
+        self._move(since_s, "validation", "other")  # but what was collected meanwhile
         seconds = ended.until - ended.begun
         if not ended.is_evaluation:
             self._move(seconds, "validation", "waiting")
@@ -450,6 +457,10 @@ class Watch:
 
     # The result
 
+    def forget(self) -> None:
+        """Record nothing any more: this process is a fork."""
+        self.is_over = True
+
     def finish(self, epoch_batches: int | None) -> WatchedRun | None:
         """End the watch, and return what was seen; None if no optimizer stepped.
 
@@ -462,9 +473,8 @@ class Watch:
             self._pass.until = perf_counter()
             self._kind("validation", self._pass.what, self._pass.place).is_cut = True
         self._end_pass()
-        watched = self.so_far(epoch_batches)
-        self.is_over = True
-        return watched
+        self.is_over = True  # the training thread may go on meanwhile
+        return self.so_far(epoch_batches)
 
     def so_far(self, epoch_batches: int | None) -> WatchedRun | None:
         """Return what was seen so far; see `finish`."""
@@ -484,13 +494,13 @@ class Watch:
                 is_cut=kind.is_cut,
                 is_muted=is_muted(what),
             )
-            for (part, what, place), kind in self._kinds.items()
+            for (part, what, place), kind in list(self._kinds.items())
         ]
         return WatchedRun(
             startup=self._startup,
             steps=self._steps,
             watched_s=now - self._began,
-            parts_s={part: max(0.0, spent_s) for part, spent_s in self._seconds.items()},
+            parts_s={part: max(0.0, spent_s) for part, spent_s in dict(self._seconds).items()},
             recurring=tuple(recurring),
             batches=self._batches,
             epoch_batches=epoch_batches,
@@ -521,10 +531,9 @@ def _written_bytes() -> int:
 
     Source: Linux, proc(5), /proc/pid/io: wchar.
     """
-    try:
+    with suppress(OSError, ValueError, KeyError):  # another kernel may write it otherwise
         with opened("/proc/thread-self/io", real_os.O_RDONLY) as descriptor:
             counts = real_os.read(descriptor, 1024).decode()
-    except OSError:
-        return 0
-    fields = dict(line.split(": ") for line in counts.splitlines())
-    return int(fields["wchar"])
+        fields = dict(line.split(": ") for line in counts.splitlines())
+        return int(fields["wchar"])
+    return 0

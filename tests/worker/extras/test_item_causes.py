@@ -235,7 +235,7 @@ def test_shards_are_those_of_a_stream_or_of_one_inside() -> None:
     assert shards_of(Stream()) is None
     assert shards_of(Rows()) is None
     cyclic = Stream()
-    cyclic.dataset = cyclic
+    vars(cyclic)["dataset"] = cyclic
     assert shards_of(cyclic) is None
 
 

@@ -28,7 +28,6 @@ SECONDS = 0.02
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(what_if, "_OBSERVED_S", 0.0)
-    monkeypatch.setattr(what_if, "_GC_SHARE", inf)
     monkeypatch.setattr(what_if, "_LONGEST_S", 60.0)
     monkeypatch.setattr(what_if, "_MOST_ROUNDS", what_if._ROUNDS)
 

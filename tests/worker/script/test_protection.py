@@ -951,7 +951,7 @@ def test_copies_lie_in_scratch_where_no_folder_can_be_made(far_tree: Path, scrat
                 raise PermissionError(errno.EACCES, "refused", path)
             make(path, *arguments)
 
-        real_os.mkdir = refuse
+        real_os.mkdir = refuse  # type: ignore[assignment]
         write(str(far_tree / "a"), "a")
         return read(str(far_tree / "a")), protection.files_elsewhere()
 

@@ -230,7 +230,7 @@ def test_functions_can_still_be_pickled(watch: _Recorder) -> None:
 class _OnDevice(torch.Tensor):
     """A tensor that says it lies on an accelerator."""
 
-    is_cpu = False  # type: ignore[assignment]
+    is_cpu = False
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
 

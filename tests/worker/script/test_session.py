@@ -50,7 +50,7 @@ for epoch in range(100000):
         number += 1
         time.sleep(0.002)
         step(x, y)
-        if number % 40 == 0:
+        if number % 10 == 0:
             evaluate()
 """
 )
