@@ -279,3 +279,16 @@ def others_on_device(held_bytes: int, busy_fraction: float | None) -> str:
         share = format_fraction(busy_fraction)
         text += f", and kept it busy for {share} of the time, which lowers the throughput"
     return f"{text}."
+
+
+# Reasons why a watched run lacks readings of memory
+
+
+@message
+def worker_memory_unreadable() -> str:
+    return "the system does not let autotune read the workers' memory"
+
+
+@message
+def memory_unreported() -> str:
+    return "the system does not report the memory of processes"

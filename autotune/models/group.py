@@ -182,10 +182,14 @@ def _merged_memory(parts: Sequence[Measurement], *, is_ram: bool) -> MemorySampl
         # ranks in step all wait for whichever has no room
         worst = max(samples, key=lambda sample: sample.peak_bytes)
         return worst.model_copy(update={"alloc_retries": max(retries, default=None)})
-    by_host = [[part.memory.peak_bytes for part in ranks] for ranks in _by_host(parts)]
-    host = max(by_host, key=sum)
+    by_host = [[part.memory for part in ranks] for ranks in _by_host(parts)]
+    host = max(by_host, key=lambda memories: sum(one.peak_bytes for one in memories))
     which = f"all {len(samples)} ranks" if len(by_host) == 1 else f"{len(host)} ranks of one host"
-    return MemorySample(peak_bytes=sum(host), source=f"{samples[0].source}, {which}")
+    return MemorySample(
+        peak_bytes=sum(one.peak_bytes for one in host),
+        source=f"{samples[0].source}, {which}",
+        to_come_bytes=sum(one.to_come_bytes for one in host),
+    )
 
 
 def _merged_load(parts: Sequence[Measurement]) -> HostLoad | None:

@@ -52,8 +52,6 @@ class Copying(NamedTuple):
     """Samples of a worker in which that growth falls to 37 %; infinite if it is steady."""
     copied_bytes: float
     """Mean bytes that a worker copied between the readings."""
-    private_bytes: float
-    """Mean memory of a worker that it shares with no process, at the last reading."""
     shared_bytes: float
     """Mean anonymous memory of a worker that it still shares: the most that it can grow by."""
     workers: int
@@ -112,7 +110,10 @@ def copying_between(readings: Sequence[PagesRead]) -> Copying | None:
     early_samples = (middle.samples - first.samples) / workers
     late_samples = (last.samples - middle.samples) / workers
     early = _copied_bytes(first, middle) / early_samples
-    late = max(0.0, _copied_bytes(middle, last) / late_samples)
+    if early <= 0:
+        return None
+    # copying never speeds up: a jump at the end, such as of an import, is no pace
+    late = min(early, max(0.0, _copied_bytes(middle, last) / late_samples))
     decay_samples = inf
     if 0 < late < _STEADY * early:
         decay_samples = (early_samples + late_samples) / 2 / log(early / late)
@@ -121,7 +122,6 @@ def copying_between(readings: Sequence[PagesRead]) -> Copying | None:
         bytes_per_sample=late,
         decay_samples=decay_samples,
         copied_bytes=copied,
-        private_bytes=fmean(private for private, _ in last.pages),
         shared_bytes=fmean(shared for _, shared in last.pages),
         workers=workers,
         samples=last.samples,
@@ -149,14 +149,13 @@ def with_copies(memory: MemorySample, copying: Copying | None, window: Window) -
     Args:
         memory: The peak so far.
         copying: What workers copied since the warm-up began; None if nothing.
-        window: The trial's window.
+        window: The trial's window. Without an epoch, of a stream, nothing is forecast.
     """
     if copying is None or copying.copied_bytes < _LEAST_COPIED_BYTES:
         return memory
-    left_samples = inf
-    if window.epoch_samples is not None:
-        left_samples = window.epoch_samples - copying.samples
-    to_come_bytes = copying.further_bytes(left_samples)
+    if window.epoch_samples is None:
+        return memory
+    to_come_bytes = copying.further_bytes(window.epoch_samples - copying.samples)
     changes = {
         "peak_bytes": memory.peak_bytes + round(to_come_bytes),
         "to_come_bytes": round(to_come_bytes),
@@ -170,8 +169,6 @@ class KeptGraphs(NamedTuple):
     nodes_per_step: float
     bytes_per_step: float
     """Growth of the device's tensors, on a CPU of the process; 0 if it is within the error."""
-    held_bytes: int | None
-    """Memory of that kind at the last reading; None if unknown."""
     is_on_device: bool
 
 
@@ -197,7 +194,6 @@ def kept_graphs_of(use: MemoryUse) -> KeptGraphs | None:
     return KeptGraphs(
         nodes_per_step=(last[1] - first[1]) / max(1, last[0] - first[0]),
         bytes_per_step=0.0 if trend is None or trend.low <= 0 else trend.bytes_per_count,
-        held_bytes=points[-1][1] if points else None,
         is_on_device=bool(on_device),
     )
 

@@ -485,7 +485,12 @@ def largest_batch_note(
     ]
     below = min(overloading, default=inf)
     within = [
-        (one, peak) for one, peak in peaks if peak <= limit_bytes and one.micro_batch_size < below
+        (record.config, peak)
+        for record in own
+        if record.measurement is not None
+        and record.measurement.peak_memory_bytes <= limit_bytes
+        and (peak := _measured_peak(record)) is not None
+        and record.config.micro_batch_size < below
     ]
     if not within:
         return None
@@ -529,11 +534,14 @@ def is_too_big(record: TrialRecord) -> bool:
 
 
 def _measured_peak(record: TrialRecord) -> int | None:
-    """Return a trial's peak memory in bytes; None if it thrashed, and needed more than it got."""
+    """Return the peak memory that a trial reached; None if it thrashed, and needed more than it got.
+
+    What its workers may still copy is a forecast of its own, and no law of the micro batch.
+    """
     measured = record.measurement
     if measured is None or measured.memory.is_thrashing:
         return None
-    return measured.peak_memory_bytes
+    return measured.peak_memory_bytes - measured.memory.to_come_bytes
 
 
 # Memory growth: its trend over a window, and the time until it reaches the limit.

@@ -394,8 +394,8 @@ def breakdown_on_cpu(
     *,
     copy_s: float,
     gap_fraction: float,
+    long_gap_fraction: float,
     profiled_steps: int,
-    long_gap_fraction: float = 0.0,
 ) -> TimeBreakdown:
     """Return the shares of a long run's step on the CPU, which is its own device.
 

@@ -811,9 +811,10 @@ class MemorySample(FrozenModel):
     """Peak memory of a trial, and its source."""
 
     peak_bytes: int
-    """Peak that is compared with the limit."""
+    """Peak that is compared with the limit: what was measured, and `to_come_bytes`."""
     source: str
-    """Source, such as "max reserved + outside torch" or "PSS of the process tree"."""
+    """Source of the measured part, such as "max reserved + outside torch" or "PSS of the process
+    tree"."""
     to_come_bytes: int = 0
     """Part of the peak that was not reached yet: what loader workers will still copy of this
     process's memory, by the growth that was measured. 0 if the limit is not on RAM."""

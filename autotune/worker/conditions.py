@@ -54,20 +54,29 @@ from autotune.worker.nvml import (
 # Memory growth: memory in use after each block of a window.
 
 
+_LONGEST_READING_S = 0.05
+"""Seconds of the first reading of pages above which there is no other: it grows with the workers'
+memory, and the second one is within the warm-up. Source: 75 ms for three processes of 0.5 GB; a
+trial's warm-up takes a second and more."""
+
+
 @contextmanager
-def open_memory_watch(device: Device) -> Iterator[MemoryWatch]:
+def open_memory_watch(device: Device, workers: Sequence[int] = ()) -> Iterator[MemoryWatch]:
     """Watch the memory of a device, of this process and of its loader workers.
 
     Open it once the workers run and before the warm-up: listing the processes of a machine takes
     milliseconds, in which the queue fills.
+
+    Args:
+        device: The device.
+        workers: Process ids of the loader's workers, whose copied pages are read.
     """
     watch = MemoryWatch(device)
     try:
-        own, *workers = process_tree()
-        for process in (own, *workers):
+        for process in process_tree():
             watch.statm.append(os.open(f"/proc/{process.pid}/statm", os.O_RDONLY))
         if not device.has_own_memory:
-            watch.workers = [worker.pid for worker in workers]
+            watch.workers = [*workers]
             watch.read_pages(0)
     except (OSError, psutil.Error):  # the system has no such files, or a process has ended
         watch.leave_host()
@@ -94,7 +103,8 @@ class MemoryWatch:
     ten times as long. Each call releases the GIL, which a pin-memory thread may then keep from the
     training loop."""
     workers: list[int] = field(default_factory=list)
-    """Process ids of the loader workers; [] if the limit is not on RAM, or if one is gone."""
+    """Process ids of the loader workers; [] if the limit is not on RAM, if one is gone, or if their
+    pages take too long to read."""
     _pages: list[PagesRead] = field(default_factory=list)
     _on_host: list[tuple[int, int]] = field(default_factory=list)
     """Batches so far and bytes in use after each block."""
@@ -133,16 +143,22 @@ class MemoryWatch:
         return len(self._pages) > 1
 
     def read_pages(self, samples: int) -> None:
-        """Read which pages the workers have copied. It takes milliseconds: never call it in a window.
+        """Read which pages the workers have copied.
+
+        It takes milliseconds: never call it in a window. Three readings show a pace: when the watch
+        is opened, once within the warm-up, and after the window.
 
         Args:
             samples: Samples since the watch was opened.
         """
         if not self.workers:
             return
+        begun = perf_counter()
         pages = [pages_of(pid) for pid in self.workers]
         known = [one for one in pages if one is not None]
-        if len(known) < len(pages):  # a worker has ended, or the system does not report it
+        is_slow = not self._pages and perf_counter() - begun > _LONGEST_READING_S
+        # or a worker has ended, or the system does not report it
+        if is_slow or len(known) < len(pages):
             self.workers.clear()
             self._pages.clear()
             return

@@ -291,6 +291,11 @@ def asked_of(iterator: Any) -> int | None:
     return None
 
 
+def pids_of(iterator: Any) -> tuple[int, ...]:
+    """Return the process ids of an iterator's workers; () without workers."""
+    return tuple(worker.pid for worker in getattr(iterator, "_workers", ()))
+
+
 def _can_deepen(loader: Any) -> bool:
     """Return whether a loader has workers and iterators whose queue torch lets us deepen."""
     if not isinstance(loader, DataLoader):
@@ -362,6 +367,10 @@ class BatchFeed(Protocol):
     @property
     def queue_capacity(self) -> int:
         """Most batches that workers hold ready."""
+
+    @property
+    def worker_pids(self) -> tuple[int, ...]:
+        """Process ids of the loader's workers that run now."""
 
     @property
     def is_iterable(self) -> bool:
@@ -470,6 +479,11 @@ class Feed:
     def queue_capacity(self) -> int:
         """Most batches that workers hold ready: prefetch_factor * num_workers, or an epoch's."""
         return queue_capacity(self.loader, self.epoch_batches)
+
+    @property
+    def worker_pids(self) -> tuple[int, ...]:
+        """Process ids of the loader's workers that run now."""
+        return pids_of(self._iterator)
 
     @property
     def is_iterable(self) -> bool:

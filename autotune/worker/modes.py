@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import wraps
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from torch import profiler
 from autotune.records.measurement import SwitchName
 from autotune.records.watched_run import Modes
 from autotune.worker.failures import OWN_VARIABLES
+from autotune.worker.lines import shown_line
 
 # Environment variables that slow each step down
 #
@@ -180,12 +180,13 @@ def remember(name: SwitchName, caller: Callable[[], tuple[str, int]]) -> None:
     with suppress(Exception):  # a frame may have lost its file
         file, line = caller()
         if line:
-            _PLACES[name] = f"{Path(file).name}:{line}"
+            _PLACES[name] = shown_line(file, line)
 
 
 # Observing
 
-_is_profiling: Callable[[], bool] = torch.autograd._profiler_enabled  # type: ignore[attr-defined] # noqa: SLF001 - no public name
+_is_profiling: Callable[[], bool] = getattr(torch.autograd, "_profiler_enabled", bool)
+"""Return whether a profiler runs; False with a torch that has no such function."""
 _TOOLS = (0, 1, 2)
 """Numbers of sys.monitoring for debuggers, coverage and profilers. Source: docs.python.org,
 sys.monitoring, "Tool identifiers"."""

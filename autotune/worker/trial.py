@@ -187,7 +187,7 @@ def measure(
         busy.start()  # last; stopped first, so that its span has no other calls to NVML
 
     # Warm up and measure the window.
-    with open_memory_watch(device) as memory_watch:
+    with open_memory_watch(device, run.feed.worker_pids) as memory_watch:
 
         def after_block(block: Block) -> None:
             memory_watch.after(block)

@@ -121,6 +121,12 @@ def test_ranks_on_one_machines_ram_need_it_together() -> None:
     assert "all 2 ranks" in group.memory.source
 
 
+def test_copies_to_come_of_all_ranks_on_a_host_add_up() -> None:
+    memory = MemorySample(peak_bytes=100, source="x", to_come_bytes=40)
+    found = merge({"memory": memory}, {"memory": memory}).memory
+    assert (found.peak_bytes, found.to_come_bytes) == (200, 80)
+
+
 def test_fullest_host_sets_the_ram() -> None:
     hosts = enumerate((0, 0, 1, 1, 2))
     memory = merge(*({"host": host, "peak_bytes": 100 + rank} for rank, host in hosts)).memory

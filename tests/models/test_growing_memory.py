@@ -63,6 +63,18 @@ def test_growth_that_has_ended_adds_nothing() -> None:
     assert found.copied_bytes == 50 * MIB
 
 
+def test_one_jump_is_no_growth() -> None:
+    # such as an import within the workers
+    assert copying_between([pages(0, 0), pages(1_000, 0), pages(2_000, 30)]) is None
+
+
+def test_growth_is_not_forecast_to_speed_up() -> None:
+    found = copying_between([pages(0, 0), pages(1_000, 1), pages(2_000, 31)])
+    assert found is not None
+    assert found.bytes_per_sample == pytest.approx(MIB / 500)
+    assert found.copied_bytes == 31 * MIB
+
+
 def test_cache_of_a_worker_is_no_copy() -> None:
     readings = [
         reading.model_copy(update={"worker_shared_bytes": (400 * MIB,) * 2})
@@ -85,7 +97,8 @@ def test_few_readings_show_nothing(readings: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("epoch_samples", "to_come_mib"), [(3_000, 2 * 20), (10_000_000, 2 * 360), (None, 2 * 360)]
+    ("epoch_samples", "to_come_mib"),
+    [(3_000, 2 * 20), (10_000_000, 2 * 360), (1_000, 0), (None, 0)],
 )
 def test_peak_of_a_trial_counts_copies_to_come(
     epoch_samples: int | None, to_come_mib: float

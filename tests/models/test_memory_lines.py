@@ -298,6 +298,15 @@ def test_peaks_are_those_of_looks_and_of_trials() -> None:
     assert peaks(looks, make_record(result=result)) == [(64, 300), (32, 200)]
 
 
+def test_copies_to_come_are_no_part_of_a_fitted_peak() -> None:
+    measured = make_measurement(peak_memory_bytes=900)
+    memory = measured.memory.model_copy(update={"to_come_bytes": 500})
+    record = make_record(
+        result=TrialResult(outcome="ok", measurement=measured.model_copy(update={"memory": memory}))
+    )
+    assert [peak for _, peak in peaks([], record)] == [400]
+
+
 STOPPED = (Block(samples=90, batches=4, seconds=1.0, data_wait_s=0.0),)
 
 

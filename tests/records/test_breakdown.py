@@ -75,13 +75,26 @@ def test_shares_on_a_device_add_up_whatever_was_measured(
     assert breakdown.restart_fraction <= breakdown.data_wait.fraction + 1e-9
 
 
-@given(positive, seconds, seconds, st.floats(-0.5, 1.5), seconds)
+@given(positive, seconds, seconds, st.floats(-0.5, 1.5), st.floats(0, 1), seconds)
 def test_shares_on_the_cpu_add_up_whatever_was_measured(
-    step_s: float, wait_s: float, copy_s: float, gap_fraction: float, restart_s: float
+    step_s: float,
+    wait_s: float,
+    copy_s: float,
+    gap_fraction: float,
+    long_gap_fraction: float,
+    restart_s: float,
 ) -> None:
     times = StepTimes(step_s=step_s, data_wait_s=wait_s, restart_s=restart_s)
-    breakdown = breakdown_on_cpu(times, copy_s=copy_s, gap_fraction=gap_fraction, profiled_steps=5)
+    breakdown = breakdown_on_cpu(
+        times,
+        copy_s=copy_s,
+        gap_fraction=gap_fraction,
+        long_gap_fraction=long_gap_fraction,
+        profiled_steps=5,
+    )
     assert sum(fractions(breakdown)) == pytest.approx(1)
+    assert breakdown.long_gap_fraction is not None
+    assert breakdown.long_gap_fraction <= breakdown.idle.fraction + 1e-9
 
 
 @pytest.mark.parametrize(

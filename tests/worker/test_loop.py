@@ -180,6 +180,7 @@ class ScriptedFeed:
     start_s: float = 0.0
     first_wait_s: float = 0.0
     queue_capacity: int = 2
+    worker_pids: tuple[int, ...] = ()
     is_iterable: bool = False
     taken: int = 0
     queued: int | None = 2

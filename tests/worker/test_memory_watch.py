@@ -6,6 +6,7 @@ import mmap
 import os
 import subprocess
 import sys
+from itertools import count
 
 import pytest
 import torch
@@ -93,3 +94,45 @@ def test_seconds_of_growth(
         now[0] += 1000.0
     (found,) = watch.growth()
     assert found.seconds / found.batches == pytest.approx(2.0 / BATCHES)
+
+
+# Pages that workers copy
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the processes whose pages were read; each reading copies a MiB more, and takes no time."""
+    pids = list[int]()
+
+    def pages_of(pid: int) -> tuple[int, int]:
+        pids.append(pid)
+        copied = pids.count(pid) * 2**20
+        return copied, 2**30 - copied
+
+    monkeypatch.setattr(conditions, "pages_of", pages_of)
+    monkeypatch.setattr(conditions, "perf_counter", lambda: 50.0)
+    return pids
+
+
+def test_pages_of_the_loaders_workers_alone_are_read(read: list[int]) -> None:
+    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    with open_memory_watch(open_device("cpu"), [7, 8]) as watch:
+        for samples in (10, 20):
+            watch.read_pages(samples)
+    other.communicate(b"\n")
+    assert read == [7, 8] * 3
+    copying = watch.copied()
+    assert copying is not None
+    assert (copying.workers, copying.copied_bytes) == (2, 2 * 2**20)
+
+
+def test_pages_that_take_long_are_read_once(
+    read: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moments = count(step=1.0)
+    monkeypatch.setattr(conditions, "perf_counter", lambda: next(moments))
+    with open_memory_watch(open_device("cpu"), [7, 8]) as watch:
+        for samples in (10, 20):
+            watch.read_pages(samples)
+    assert read == [7, 8]
+    assert watch.copied() is None

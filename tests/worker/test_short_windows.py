@@ -57,6 +57,7 @@ class SimulatedFeed:
     start_s: float = 0.0
     first_wait_s: float = 0.0
     queue_capacity: int = WORKERS * PREFETCH
+    worker_pids: tuple[int, ...] = ()
     is_iterable: bool = False
     taken: int = 0
     asked: int = 0

@@ -169,21 +169,19 @@ def _counted_calls(seen: _Seen) -> Iterator[None]:
         seen.anomaly_calls += mode
         set_anomaly(mode, check_nan)
 
-    with _replaced((torch,), "set_anomaly_enabled", anomaly):
+    with _anomaly_set_by(anomaly):
         yield
 
 
 @contextmanager
-def _replaced(owners: Sequence[Any], name: str, value: object) -> Iterator[None]:
-    """Replace an attribute of some modules within this context."""
-    before = [getattr(owner, name) for owner in owners]
-    for owner in owners:
-        setattr(owner, name, value)
+def _anomaly_set_by(function: Callable[..., None]) -> Iterator[None]:
+    """Let a function switch anomaly detection on and off within this context, instead of torch's."""
+    plain = torch.set_anomaly_enabled
+    torch.set_anomaly_enabled = function
     try:
         yield
     finally:
-        for owner, former in zip(owners, before, strict=True):
-            setattr(owner, name, former)
+        torch.set_anomaly_enabled = plain
 
 
 # The switches
@@ -218,7 +216,7 @@ def _without_anomaly_detection() -> Iterator[None]:
     def stay_off(mode: bool, check_nan: bool = True) -> None:  # noqa: ARG001 - as torch's own
         set_anomaly(False, check_nan)
 
-    with _replaced((torch,), "set_anomaly_enabled", stay_off):
+    with _anomaly_set_by(stay_off):
         set_anomaly(False)
         try:
             yield

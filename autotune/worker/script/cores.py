@@ -20,8 +20,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from autotune.config.plan import INSTALLED
 from autotune.records.watched_run import Modes
+from autotune.worker.lines import is_users, shown_line
 
 _PROC = Path("/proc")
 _PACKAGE = str(Path(__file__).resolve().parents[2]) + os.sep
@@ -76,12 +76,11 @@ def _place_of(frame: FrameType | None) -> str:
     """Return file and line of the script's own code that called; of the nearest frame if none did."""
     nearest = ""
     while frame is not None:
-        name = frame.f_code.co_filename
-        place = f"{Path(name).name}:{frame.f_lineno}"
-        if not name.startswith("<"):
-            nearest = nearest or place
-            if not INSTALLED & set(Path(name).parts):
-                return place
+        file = frame.f_code.co_filename
+        if is_users(file):
+            return shown_line(file, frame.f_lineno)
+        if not nearest and not file.startswith("<"):
+            nearest = shown_line(file, frame.f_lineno)
         frame = frame.f_back
     return nearest
 

@@ -34,6 +34,7 @@ from autotune.worker.feed import (
     QueueDepth,
     asked_of,
     deepen,
+    pids_of,
     ready_in,
     stop_iterator,
 )
@@ -452,8 +453,7 @@ class ScriptFeed:
     @property
     def worker_pids(self) -> tuple[int, ...]:
         """Process ids of the loader's workers."""
-        workers = getattr(self._iterator(), "_workers", ())
-        return tuple(worker.pid for worker in workers)
+        return pids_of(self._iterator())
 
     @property
     def active_workers(self) -> int:
@@ -529,6 +529,7 @@ class StepFeed:
 
     loader = None
     queue_capacity = 0
+    worker_pids: tuple[int, ...] = ()
     is_iterable = True
     watches_queue = False
     epoch_batches: int | None = None

@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from autotune.config.plan import INSTALLED
+from autotune.messages import trials as messages
 from autotune.records.watched_run import MemoryReading, MemoryUse
 from autotune.worker.device import anonymous_bytes, pages_of
+from autotune.worker.lines import is_users, shown_line
 
 _PROC = Path("/proc")
-_OWN = str(Path(__file__).resolve().parents[2])
 _MOST_OF_TIME = 0.03
 """Largest share of a core that readings may take: after one, the next waits accordingly. Its wall
 time would count what other processes take. Source: our convention."""
@@ -69,8 +69,8 @@ class GrowthWatch:
         self._kept: tuple[str, str] = ("", "")
         self._counts_graphs = True
 
-    def read_if_due(self, *, steps: int, samples: int, workers: Iterable[int]) -> float:
-        """Read all memory, unless the last reading is too recent; return the seconds that it took.
+    def read_if_due(self, *, steps: int, samples: int, workers: Iterable[int]) -> None:
+        """Read all memory, unless the last reading is too recent.
 
         Call it in the training thread right after an optimizer's step. The readings of workers that
         have ended since are dropped: each set of workers begins with new pages.
@@ -80,9 +80,8 @@ class GrowthWatch:
             samples: Samples that the loader has delivered in this epoch.
             workers: Process ids of the training loader's workers; () without workers.
         """
-        begun = perf_counter()
-        if begun < self._due:
-            return 0.0
+        if perf_counter() < self._due:
+            return
         cpu_begun = thread_time()
         pids = tuple(workers)
         if pids != self._pids:
@@ -91,11 +90,11 @@ class GrowthWatch:
         pages = [pages_of(pid) for pid in pids]
         known = [page for page in pages if page is not None]
         if pids and len(known) < len(pids):
-            self._missing = "the system does not let autotune read the workers' memory"
+            self._missing = str(messages.worker_memory_unreadable())
             known = []
         own = anonymous_bytes("self")
         if own is None:
-            self._missing = self._missing or "the system does not report the memory of processes"
+            self._missing = self._missing or str(messages.memory_unreported())
         reading = MemoryReading(
             steps=steps,
             samples=samples,
@@ -108,23 +107,21 @@ class GrowthWatch:
         if len(self._readings) == _MOST_READINGS:
             self._readings.pop()
         self._readings.append(reading)
-        ended = perf_counter()
         cpu_s = thread_time() - cpu_begun
         is_early = len(self._readings) < _FIRST_READINGS
         share = _MOST_AT_FIRST if is_early else _MOST_OF_TIME
-        self._due = ended + max(_LEAST_GAP_S, cpu_s / share)
-        return ended - begun
+        self._due = perf_counter() + max(_LEAST_GAP_S, cpu_s / share)
 
-    def report(self, peaks: PeakWatch | None = None) -> MemoryUse:
-        """Return the readings, with the peaks of validations if they were watched."""
+    def report(self, peaks: PeakWatch) -> MemoryUse:
+        """Return the readings, with the peaks of validations."""
         name, place = self._kept
         return MemoryUse(
             readings=tuple(self._readings),
             missing=self._missing,
             kept_graph=name,
             kept_graph_place=place,
-            training_peak_bytes=None if peaks is None else peaks.training_bytes,
-            validation_peak_bytes=None if peaks is None else peaks.validation_bytes,
+            training_peak_bytes=peaks.training_bytes,
+            validation_peak_bytes=peaks.validation_bytes,
         )
 
     def _count_graphs(self) -> int | None:
@@ -156,22 +153,34 @@ class PeakWatch:
         self.training_bytes: int | None = None
         self.validation_bytes: int | None = None
 
-    @contextmanager
-    def validation(self, steps: int) -> Iterator[None]:
-        """Watch a pass without gradients.
+    def before(self, steps: int) -> int | None:
+        """Return the peak before a pass without gradients; None if this pass is left out.
 
         Args:
             steps: Optimizer steps so far; a validation before the third step is left out, since
                 training has not reached its own peak yet.
         """
-        before = _peak_bytes() if steps >= _LEAST_STEPS else None
+        return _peak_bytes() if steps >= _LEAST_STEPS else None
+
+    def after(self, before: int | None) -> None:
+        """Read the peak after that pass, also if it failed.
+
+        Args:
+            before: The peak that `before` returned.
+        """
+        after = None if before is None else _peak_bytes()
+        if before is not None and after is not None:
+            self.training_bytes = self.training_bytes or before
+            self.validation_bytes = max(after, self.validation_bytes or 0)
+
+    @contextmanager
+    def validation(self, steps: int) -> Iterator[None]:
+        """Watch a pass without gradients; see `before`."""
+        before = self.before(steps)
         try:
             yield
         finally:
-            after = None if before is None else _peak_bytes()
-            if before is not None and after is not None:
-                self.training_bytes = self.training_bytes or before
-                self.validation_bytes = max(after, self.validation_bytes or 0)
+            self.after(before)
 
 
 _LEAST_STEPS = 3
@@ -212,7 +221,7 @@ def _kept_graphs(frame: FrameType | None) -> _KeptGraphs:
     found = _KeptGraphs()
     most = 0
     while frame is not None:
-        if _is_users(frame.f_code.co_filename):
+        if is_users(frame.f_code.co_filename):
             for name, value in _variables_of(frame):
                 own = _graphs_in(value)
                 tensors += own
@@ -221,7 +230,7 @@ def _kept_graphs(frame: FrameType | None) -> _KeptGraphs:
                 nodes = count_nodes(own)
                 if nodes > most:
                     most = nodes
-                    place = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+                    place = shown_line(frame.f_code.co_filename, frame.f_lineno)
                     found = _KeptGraphs(name=name, place=place)
         frame = frame.f_back
     nodes = count_nodes(tensors)
@@ -229,12 +238,25 @@ def _kept_graphs(frame: FrameType | None) -> _KeptGraphs:
     return found._replace(nodes=nodes + not_searched, is_cut=nodes >= MOST_NODES)
 
 
+_SHARES_VARIABLES = frozenset({"locals", "f_locals"})
+"""Names by which a function keeps the dict of its variables, which a reading would change. (`vars`
+is nearly always called with an argument.)"""
+_UNHELD = 3
+"""Reference count of that dict if nobody else holds it: the frame's, ours, and the argument's."""
+
+
 def _variables_of(frame: FrameType) -> list[tuple[str, object]]:
-    """Return a frame's variables, and the attributes of its `self`."""
+    """Return a frame's variables, and the attributes of its `self`; none if reading changes them.
+
+    Before Python 3.13 a function has one dict of its variables, brought up to date at each reading
+    of `f_locals`: a script's `config = locals()` is that dict.
+    """
+    is_copy = bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED) and sys.version_info < (3, 13)
+    if is_copy and not _SHARES_VARIABLES.isdisjoint(frame.f_code.co_names):
+        return []
     variables = frame.f_locals
     found: list[tuple[str, object]] = list(variables.items())
-    is_copy = bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED) and sys.version_info < (3, 13)
-    if is_copy:
+    if is_copy and sys.getrefcount(variables) <= _UNHELD:
         # the frame keeps this copy, which would keep tensors alive
         variables.clear()
     attributes = getattr(dict(found).get("self"), "__dict__", None)
@@ -272,7 +294,3 @@ def count_nodes(tensors: Iterable[Tensor]) -> int:
         seen.add(node)
         waiting += [following for following, _ in node.next_functions]
     return len(seen)
-
-
-def _is_users(file: str) -> bool:
-    return not file.startswith((_OWN, "<")) and not INSTALLED & set(Path(file).parts)

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from functools import partial, wraps
-from types import ModuleType
-from typing import Any, NamedTuple, Protocol
+from types import FrameType, ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autotune.protocol.attach import is_muted_by
 from autotune.records.watched_run import RunPart
@@ -29,19 +29,13 @@ from autotune.worker.script.patching import (
     replace_everywhere,
 )
 
+if TYPE_CHECKING:
+    from autotune.worker.script.watch import Watch
+
 __all__ = ["install_device_seams", "install_seams", "is_muted", "uninstall_seams"]
 
 
 _Pair = tuple[Callable[..., Any], Callable[..., Any]]
-
-
-class _Watch(Protocol):
-    """The part of a Watch that seams call."""
-
-    @property
-    def is_over(self) -> bool: ...
-
-    def inside(self, part: RunPart, what: str = "") -> AbstractContextManager[None]: ...
 
 
 class _Seam(NamedTuple):
@@ -167,7 +161,7 @@ AUTOMATIC = "garbage collection"
 class _Installed:
     """The seams of this process."""
 
-    watch: _Watch | None = None
+    watch: Watch | None = None
     """The watch; None before `install_seams` and after `uninstall_seams`."""
     functions: list[_Pair] = field(default_factory=list)
     """Functions of modules: each replacement with its original."""
@@ -178,15 +172,15 @@ class _Installed:
     """The automatic collection that runs, if any."""
     is_collecting: bool = False
     """True within the script's own gc.collect, whose collection is not an automatic one."""
-    is_forked_off: bool = False
-    """True once a child is told to watch nothing."""
+    has_fork_hook: bool = False
+    """True once forked children are set to call the originals."""
 
 
 _installed = _Installed()
 _print = print
 
 
-def install_seams(watch: _Watch) -> None:
+def install_seams(watch: Watch) -> None:
     """Patch what saves, logs and collects, in modules imported by now and later, until `uninstall_seams`.
 
     A second call only changes the watch.
@@ -198,8 +192,8 @@ def install_seams(watch: _Watch) -> None:
     _installed.watch = watch
     if not is_first:
         return
-    if not _installed.is_forked_off:
-        _installed.is_forked_off = True
+    if not _installed.has_fork_hook:
+        _installed.has_fork_hook = True
         os.register_at_fork(after_in_child=_watch_nothing)
     _patch_modules(_SEAMS)
     for name in ("stdout", "stderr"):
@@ -359,9 +353,10 @@ def _asked_for(collect: Callable[..., int]) -> Callable[..., int]:
 
 def _is_called_by_us() -> bool:
     """Return whether autotune called a replacement, as it does to write its own report."""
-    caller = sys._getframe(2)  # noqa: SLF001 - a cheap way to the caller
-    name = str(caller.f_globals.get("__name__"))
-    return name.startswith("autotune.") and name != __name__
+    caller: FrameType | None = sys._getframe(2)  # noqa: SLF001 - a cheap way to the caller
+    while caller is not None and caller.f_globals.get("__name__") == __name__:
+        caller = caller.f_back  # a replacement within a replacement
+    return caller is not None and str(caller.f_globals.get("__name__")).startswith("autotune.")
 
 
 def _timed_on_device(method: Callable[..., Any], what: str) -> Callable[..., Any]:

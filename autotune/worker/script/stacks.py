@@ -24,7 +24,7 @@ from autotune.messages import stacks as messages
 from autotune.note import Note
 from autotune.records.stacks import Stacks
 from autotune.worker.script.patching import open_file, opened, real_os
-from autotune.worker.script.reading import PR_SET_PDEATHSIG, allow_reading, forbid_reading
+from autotune.worker.script.reading import PR_SET_PDEATHSIG, forbid_reading
 
 RATE_HZ = 50
 """Samples a second. Source: py-spy 0.4.3 takes 4 % of a core for a process alone and 10 % with two
@@ -109,7 +109,8 @@ class Sampling:
     def start(cls, folder: Path, seconds: float) -> Sampling:
         """Start to sample this process and its subprocesses; call it in the training thread.
 
-        Raises nothing: a reason is kept for `finish`.
+        Call `allow_reading` first, before loader workers start. Raises nothing: a reason is kept for
+        `finish`.
 
         Args:
             folder: Folder of the trial, not redirected: its physical path.
@@ -119,7 +120,6 @@ class Sampling:
         program = find_program()
         if program is None:
             return cls(None, folder, seconds, thread, messages.sampling_not_installed())
-        allow_reading()
         words = [sys.executable, "-I", "-S", "-c", _BECOME, str(os.getpid()), program, "record"]
         words += ["--pid", str(os.getpid()), "--subprocesses", "--threads", "--idle"]
         words += ["--nonblocking", "--full-filenames", "--rate", str(RATE_HZ)]
@@ -135,7 +135,7 @@ class Sampling:
                 process = subprocess.Popen(
                     words, stdin=nothing, stdout=log, stderr=log, env=_environment()
                 )
-        except (OSError, ValueError, subprocess.SubprocessError) as error:
+        except Exception as error:  # noqa: BLE001 - a script may have replaced Popen
             forbid_reading()
             reason = messages.sampling_not_started(f"{type(error).__name__}: {error}")
             return cls(None, folder, seconds, thread, reason)

@@ -70,7 +70,7 @@ def test_readings_are_kept_in_order(proc: Callable[..., None]) -> None:
     for step in range(3):
         proc(7, private=96 + 10 * step, anonymous=500)
         watch.read_if_due(steps=step, samples=8 * step, workers=[7])
-    found = watch.report()
+    found = watch.report(PeakWatch())
     assert found.missing == ""
     assert [one.samples for one in found.readings] == [0, 8, 16]
     assert [one.worker_private_bytes for one in found.readings] == [
@@ -86,14 +86,14 @@ def test_new_workers_begin_new_readings(proc: Callable[..., None]) -> None:
     for pid in (7, 7, 8):
         proc(pid, private=100, anonymous=500)
         watch.read_if_due(steps=1, samples=1, workers=[pid])
-    assert len(watch.report().readings) == 1
+    assert len(watch.report(PeakWatch()).readings) == 1
 
 
 def test_forbidden_workers_are_reported(proc: Callable[..., None]) -> None:
     watch = GrowthWatch()
     proc("self", private=1, anonymous=1000)
     watch.read_if_due(steps=1, samples=1, workers=[99])
-    found = watch.report()
+    found = watch.report(PeakWatch())
     assert found.missing
     assert found.readings[0].worker_private_bytes == ()
     assert found.readings[0].process_bytes == 1000 * 1024
@@ -106,7 +106,7 @@ def test_readings_wait_for_their_time(
     watch = GrowthWatch()
     for step in range(5):
         watch.read_if_due(steps=step, samples=step, workers=())
-    assert len(watch.report().readings) == 1
+    assert len(watch.report(PeakWatch()).readings) == 1
 
 
 def test_readings_are_bounded(proc: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +114,7 @@ def test_readings_are_bounded(proc: Callable[..., None], monkeypatch: pytest.Mon
     watch = GrowthWatch()
     for step in range(9):
         watch.read_if_due(steps=step, samples=step, workers=())
-    assert [one.steps for one in watch.report().readings] == [0, 1, 8]
+    assert [one.steps for one in watch.report(PeakWatch()).readings] == [0, 1, 8]
 
 
 # Kept graphs
@@ -124,7 +124,7 @@ def nodes_of_training(
     keep: Callable[[torch.Tensor], object], monkeypatch: pytest.MonkeyPatch
 ) -> tuple[list[int | None], str]:
     """Return the nodes after each of four steps, and the variable that holds most of them."""
-    monkeypatch.setattr(memory_use, "_is_users", lambda file: file == __file__)
+    monkeypatch.setattr(memory_use, "is_users", lambda file: file == __file__)
     watch = GrowthWatch()
     weight = torch.ones(1, requires_grad=True)
     for step in range(4):
@@ -132,7 +132,7 @@ def nodes_of_training(
         loss.backward()  # type: ignore[no-untyped-call]
         kept = keep(loss)  # noqa: F841 - a variable of the script
         watch.read_if_due(steps=step, samples=step, workers=())
-    found = watch.report()
+    found = watch.report(PeakWatch())
     return [one.graph_nodes for one in found.readings], found.kept_graph
 
 
@@ -199,7 +199,7 @@ def test_many_nodes_end_the_count(
 
 
 def test_reading_variables_keeps_no_tensor_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_use, "_is_users", lambda file: file == __file__)
+    monkeypatch.setattr(memory_use, "is_users", lambda file: file == __file__)
     from weakref import ref
 
     tensor = torch.ones(1, requires_grad=True) * 2
@@ -207,6 +207,34 @@ def test_reading_variables_keeps_no_tensor_alive(monkeypatch: pytest.MonkeyPatch
     gone = ref(tensor)
     del tensor
     assert gone() is None
+
+
+def test_dict_of_variables_that_a_script_took_stays_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory_use, "is_users", lambda file: file == __file__)
+    rate = 0.1
+    config = locals()
+    before = dict(config)
+    kept = [torch.ones(1, requires_grad=True) * rate]
+    memory_use._kept_graphs(sys._getframe())
+    assert config == before
+    assert kept
+
+
+def take_variables() -> dict[str, object]:
+    """Return the caller's variables, as a library that looks into its caller's frame."""
+    return sys._getframe(1).f_locals
+
+
+def test_dict_of_variables_that_a_library_took_is_not_emptied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory_use, "is_users", lambda file: file == __file__)
+    rate = 0.1
+    config = take_variables()
+    memory_use._kept_graphs(sys._getframe())
+    assert config["rate"] == rate
 
 
 def test_deep_graph_is_no_recursion() -> None:
@@ -224,25 +252,15 @@ def test_validation_that_raises_the_peak(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(memory_use, "_peak_bytes", lambda: next(peaks))
     watch = PeakWatch()
     for step in (5, 9):
-        with watch.validation(step):
-            pass
+        watch.after(watch.before(step))
     assert (watch.training_bytes, watch.validation_bytes) == (100, 300)
 
 
 def test_validation_before_training_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_use, "_peak_bytes", lambda: 100)
     watch = PeakWatch()
-    with watch.validation(0):
-        pass
+    watch.after(watch.before(0))
     assert GrowthWatch().report(watch).validation_peak_bytes is None
-
-
-def test_validation_that_fails_passes_its_error_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_use, "_peak_bytes", lambda: 100)
-    watch = PeakWatch()
-    with pytest.raises(ValueError, match="user"), watch.validation(5):
-        raise ValueError("user")
-    assert watch.validation_bytes == 100
 
 
 # A real worker

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -29,6 +29,7 @@ from torch import nn
 from autotune.records.watched_run import RunPart
 from autotune.worker.script import seams
 from autotune.worker.script.patching import replace_everywhere
+from autotune.worker.script.watch import Watch
 
 
 class _Recorder:
@@ -52,11 +53,15 @@ class _Recorder:
         return {what for seen, what in self.seen if seen == part}
 
 
+def as_watch(recorder: _Recorder) -> Watch:
+    return cast("Watch", recorder)
+
+
 @pytest.fixture
 def watch() -> Iterator[_Recorder]:
     recorder = _Recorder()
     plain_print = builtins.print
-    seams.install_seams(recorder)
+    seams.install_seams(as_watch(recorder))
     yield recorder
     timed_print = builtins.print
     seams.uninstall_seams()
@@ -167,7 +172,7 @@ def test_all_is_as_before_afterwards() -> None:
     callbacks = [*gc.callbacks]
     recorder = _Recorder()
     plain_print = builtins.print
-    seams.install_seams(recorder)
+    seams.install_seams(as_watch(recorder))
     seams.install_device_seams()
     assert torch.save is not before[0]
     seams.uninstall_seams()
@@ -226,6 +231,7 @@ class _OnDevice(torch.Tensor):
     """A tensor that says it lies on an accelerator."""
 
     is_cpu = False
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
 
 def test_waits_for_an_accelerator_and_copies_are_clocked(watch: _Recorder) -> None:
@@ -246,6 +252,27 @@ def test_waits_for_an_accelerator_and_copies_are_clocked(watch: _Recorder) -> No
         near.to(device=torch.device("cuda", 0))
     waits = {"Tensor.item", "Tensor.tolist", "Tensor.__bool__", "Tensor.to('cpu')"}
     assert watch.called("synchronise") == waits
+    assert watch.called("copy") == {"Tensor.to"}
+
+
+def test_own_waits_and_copies_are_not_the_scripts(watch: _Recorder) -> None:
+    seams.install_device_seams()
+    far = torch.ones(1).as_subclass(_OnDevice)
+    names = {"__name__": "autotune.worker.made_up", "far": far, "near": torch.ones(1)}
+    code = """
+far.item()
+far.tolist()
+far.to("cpu")
+try:
+    near.to("cuda")
+except (RuntimeError, AssertionError):
+    pass
+"""
+    watch.seen.clear()
+    exec(code, names)
+    assert not watch.called("synchronise") | watch.called("copy")
+    exec(code, names | {"__name__": "__main__"})
+    assert watch.called("synchronise") == {"Tensor.item", "Tensor.tolist", "Tensor.to('cpu')"}
     assert watch.called("copy") == {"Tensor.to"}
 
 

@@ -66,6 +66,19 @@ def test_a_folder_that_is_gone_is_a_reason(tmp_path: Path) -> None:
     assert "FileNotFoundError" in reason
 
 
+def test_a_script_that_replaced_popen_is_a_reason(
+    tmp_path: Path, install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("no processes here")
+
+    install("")
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    reason = Sampling.start(tmp_path, 1.0).finish()
+    assert isinstance(reason, str)
+    assert "RuntimeError" in reason
+
+
 def test_a_program_of_another_machine_is_a_reason(tmp_path: Path, install: Install) -> None:
     install("")
     (tmp_path / "py-spy").write_bytes(b"\x7fELF for another machine")
@@ -197,6 +210,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_the_permission_is_taken_back(asked: list[int], tmp_path: Path, install: Install) -> None:
     install("")
+    reading.allow_reading()
     sampled(tmp_path)
     assert asked == [os.getpid(), 0]
 
