@@ -216,7 +216,8 @@ def test_the_permission_is_taken_back(asked: list[int], tmp_path: Path, install:
 
 
 def test_workers_may_be_read_by_the_trainers_descendants(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(ATTACH_VARIABLE, json.dumps({"folder": "/x", "started": 1.0}))
+    started = {"folder": "/x", "started": 1.0, "is_watched": True}
+    monkeypatch.setenv(ATTACH_VARIABLE, json.dumps(started))
     with workers_unwatched():
         attached = json.loads(os.environ[ATTACH_VARIABLE])
     assert attached == {"folder": "/x", "sampled_by": os.getpid()}
