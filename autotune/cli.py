@@ -310,7 +310,7 @@ def diagnose(plan: Plan, is_full: bool, as_json: bool, quiet: bool, by_exit_code
 
     autotune diagnose -- python train.py
 
-    Takes under a minute, longer if your own code is slow to start or to make a step.
+    Takes about 45 s, longer if your own code is slow to start or to make a step.
 
     --exit-code: exit with 4 if anything but computing limits the throughput.
     """

@@ -7,7 +7,7 @@ no line stands out.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from autotune.messages import stacks as messages
 from autotune.note import Note
@@ -52,7 +52,11 @@ def hottest_script_line(stacks: Stacks) -> Note | None:
 
 
 def costly_code(
-    stacks: Stacks, part: StackPart = "other", *, waits: bool = True
+    stacks: Stacks,
+    part: StackPart = "other",
+    *,
+    waits: bool = True,
+    known: Collection[str] = (),
 ) -> StackLine | None:
     """Return the user's code with the largest share of the time, of one part of the training thread.
 
@@ -65,8 +69,13 @@ def costly_code(
         part: "other" for the code outside of loading, model and optimizer, "forward" for the
             model's.
         waits: Count lines that may wait for the device: on a CPU they compute.
+        known: Places that belong to other parts of the run: checkpoints, logging.
     """
-    own = [line for line in stacks.main if line.part == part and not _is_torchs(line)]
+    own = [
+        line
+        for line in stacks.main
+        if line.part == part and line.place not in known and not _is_torchs(line)
+    ]
     if not waits:
         own = [line for line in own if not _SYNCHRONISES.search(line.code)]
     of_step = [line for line in stacks.main if line.part in _STEP_PARTS - {part}]

@@ -99,7 +99,7 @@ def remedies_of_code(watched: WatchedRun | None, shares: Sequence[RunShare]) -> 
     if watched is None or watched.stacks is None:
         return
     most = share_of(shares, "other")
-    line = costly_code(watched.stacks)
+    line = costly_code(watched.stacks, known={kind.place for kind in watched.recurring})
     if line is None or most < _LEAST_OWN:
         return
     fraction = min(most, line.fraction)

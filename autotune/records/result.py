@@ -311,7 +311,7 @@ class Diagnosis(FrozenModel):
     headline_notes: tuple[Note, ...]
     """The headline as notes."""
     is_healthy: bool
-    """Nothing besides computing takes a tenth of the time, and no measurement promises 5 % more."""
+    """Only computing takes a tenth of the time, without a fault, and no advice gains 5 %."""
     headroom: Headroom
     """Headroom of the current throughput below the ceilings."""
     shares: tuple[RunShare, ...] = ()
@@ -320,7 +320,7 @@ class Diagnosis(FrozenModel):
     """Bottlenecks, largest share first, except that the host comes before the device that waits for
     it; at least one."""
     advice: tuple[Advice, ...]
-    """Actions: faults first, then settings, then the rest; each with the largest gain first."""
+    """Actions: faults worth 10 % by gain, then faults of unknown gain, then the rest by gain."""
     not_excluded: tuple[Note, ...] = ()
     """Causes that could not be checked, each in a few words with the reason."""
     evidence: Evidence

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterable, Iterator, Sequence, Sized
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence, Sized
+from contextlib import suppress
 from pathlib import Path
 from time import perf_counter, thread_time
 from types import FrameType
@@ -172,15 +172,6 @@ class PeakWatch:
         if before is not None and after is not None:
             self.training_bytes = self.training_bytes or before
             self.validation_bytes = max(after, self.validation_bytes or 0)
-
-    @contextmanager
-    def validation(self, steps: int) -> Iterator[None]:
-        """Watch a pass without gradients; see `before`."""
-        before = self.before(steps)
-        try:
-            yield
-        finally:
-            self.after(before)
 
 
 _LEAST_STEPS = 3

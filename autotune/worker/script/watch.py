@@ -80,8 +80,8 @@ class _Pass:
     """Time of the last thing that was seen of it."""
     what: str
     place: str
-    peak: AbstractContextManager[None] | None = None
-    """Watches the peak of memory."""
+    peak_bytes: int | None = None
+    """Peak of memory before it; None if unknown."""
     called_s: float = 0.0
     """Seconds in the model."""
     has_batches: bool = False
@@ -340,8 +340,7 @@ class Watch:
             now = self._enter("validation")
             self._pass = _Pass(now, now, what, users_place())
             if self._began is not None:
-                self._pass.peak = self._peaks.validation(self._steps)
-                self._pass.peak.__enter__()
+                self._pass.peak_bytes = self._peaks.before(self._steps)
         self._pass.until = perf_counter()
 
     def side_seen(self) -> None:
@@ -404,8 +403,7 @@ class Watch:
             return
         self._pass = None
         now = self._leave()
-        if ended.peak is not None:
-            ended.peak.__exit__(None, None, None)
+        self._peaks.after(ended.peak_bytes)
         since_s = min(now - ended.until, self._seconds.get("validation", 0.0))
         self._move(since_s, "validation", "other")  # but what was collected meanwhile
         seconds = ended.until - ended.begun
