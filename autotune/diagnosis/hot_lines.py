@@ -83,9 +83,12 @@ def costly_code(
     # A line that calls the model, or steps, is more than the script's own code.
     calling = {line.place for line in of_step}
     own = [line for line in own if line.place not in calling]
+    saves = {_function_of(line) for line in stacks.main if line.place in known} - trains
     joined = dict[tuple[str, str], list[StackLine]]()
     for line in own:
         function = _function_of(line)
+        if function in saves:
+            continue
         is_by_line = function in trains or line.function.endswith("forward")
         joined.setdefault((line.place, "") if is_by_line else function, []).append(line)
     summed = []

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache, partial, wraps
+from functools import partial, wraps
 from numbers import Integral
 from pathlib import Path
 from types import FrameType, SimpleNamespace
@@ -36,6 +36,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from autotune.config.plan import INSTALLED, LoaderSite
 from autotune.protocol.attach import workers_unwatched
+from autotune.worker.lines import shown_line
 from autotune.worker.modes import remember_places
 from autotune.worker.script.overrides import switched
 from autotune.worker.script.patching import after_import
@@ -256,16 +257,7 @@ def _caller() -> tuple[str, int]:
 
 def users_place() -> str:
     """Return the name of the file and the line of the script's running code, such as "train.py:41"."""
-    file, line = _caller()
-    return f"{_shown(file)}:{line}"
-
-
-@lru_cache(maxsize=1024)
-def _shown(file: str) -> str:
-    """Return a file below the working folder by its path there; others by name."""
-    with suppress(OSError, ValueError):  # the working folder may be gone
-        return str(Path(file).relative_to(Path.cwd()))
-    return Path(file).name
+    return shown_line(*_caller())
 
 
 def _site_of(file: str, line: int, nth: int, arguments: dict[str, Any]) -> LoaderSite:
