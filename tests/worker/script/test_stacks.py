@@ -215,18 +215,12 @@ def test_the_permission_is_taken_back(asked: list[int], tmp_path: Path, install:
     assert asked == [os.getpid(), 0]
 
 
-<<<<<<< .merge_file_l6xI0S
 @pytest.mark.parametrize("is_watched", [False, True])
 def test_workers_may_be_read_by_the_trainers_descendants_if_watched(
     monkeypatch: pytest.MonkeyPatch, is_watched: bool
 ) -> None:
     given = {"folder": "/x", "started": 1.0, "is_watched": is_watched}
     monkeypatch.setenv(ATTACH_VARIABLE, json.dumps(given))
-=======
-def test_workers_may_be_read_by_the_trainers_descendants(monkeypatch: pytest.MonkeyPatch) -> None:
-    started = {"folder": "/x", "started": 1.0, "is_watched": True}
-    monkeypatch.setenv(ATTACH_VARIABLE, json.dumps(started))
->>>>>>> .merge_file_POKmuH
     with workers_unwatched():
         attached = json.loads(os.environ[ATTACH_VARIABLE])
     assert attached == {"folder": "/x"} | ({"sampled_by": os.getpid()} if is_watched else {})
