@@ -20,7 +20,7 @@ from typing import Any
 from autotune.errors import RunFolderError
 from autotune.protocol.channel import Channel, connect
 from autotune.protocol.disk import TrialFolder, write_model
-from autotune.protocol.messages import RankReport
+from autotune.protocol.messages import REPORT_UNWRITTEN, RankReport
 from autotune.records.trial import Failure, Outcome, TrialResult
 from autotune.worker.build import WorkloadFault
 from autotune.worker.conditions import Others
@@ -113,6 +113,23 @@ class Place:
         if self.channel is None:
             with suppress(OSError):
                 self.folder.measured.touch(mode=0o600)
+
+    def end_process(self, report: RankReport) -> None:
+        """Write the report and end the process at once, without cleanup of the script's own."""
+        code = REPORT_UNWRITTEN
+        try:
+            with suppress(
+                Exception
+            ):  # a full disk, or whatever the script has put in place of `os`
+                self.write(report)
+                code = 0
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(OSError, ValueError, AttributeError):
+                    stream.flush()
+            if code == 0:
+                self.end_trial()  # last: the parent ends this process at once
+        finally:
+            os._exit(code)
 
     def receive(self, within_s: float | None) -> Mapping[str, Any]:
         """Return what the parent has sent; nothing if that does not come in time, or it is gone."""

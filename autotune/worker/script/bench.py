@@ -30,7 +30,7 @@ from autotune.records.trial import (
     PrecisionFigures,
     deviation_of,
 )
-from autotune.worker.batch import copied, unwrapped
+from autotune.worker.batch import batch_fingerprint, copied, unwrapped
 from autotune.worker.build import is_stream, kept_weights, put_back, seed_all
 from autotune.worker.device import Device
 from autotune.worker.feed import Feed
@@ -87,6 +87,27 @@ def rank() -> int:
     """Return this process's rank in the process group; 0 without a group."""
     group: Any = torch.distributed
     return int(group.get_rank()) if group.is_available() and group.is_initialized() else 0
+
+
+def train_once(scene: Scene, prints: list[int] | None = None) -> int:
+    """Let the script train on a batch, and return the optimizer steps that it made.
+
+    Args:
+        scene: The training loop.
+        prints: Gets the batch's fingerprint.
+
+    Raises:
+        FeedEnded: The script has ended.
+        LoopMoved: It now trains on another loader.
+    """
+    seen = scene.sightings
+    delivery = scene.feed.take()
+    if prints is not None:
+        prints.append(batch_fingerprint(delivery.batch))
+    seen.batch(delivery.batch, delivery.samples // ranks())
+    before = seen.steps.copy()
+    scene.trainer.train(delivery.batch)
+    return max((seen.steps - before).values(), default=0)
 
 
 # The bench of a script

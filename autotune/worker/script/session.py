@@ -12,11 +12,10 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from threading import Thread, Timer, get_ident
+from threading import Thread, get_ident
 from time import perf_counter
 from typing import Any, NamedTuple
 from weakref import ref
@@ -34,11 +33,11 @@ from autotune.messages.space import other_training, outside_training, seen_on_ra
 from autotune.note import Note
 from autotune.protocol import messages
 from autotune.protocol.attach import is_own_python, unwatch_children
-from autotune.protocol.messages import REPORT_UNWRITTEN, Extras, RankReport
+from autotune.protocol.messages import Extras, RankReport
 from autotune.records.measurement import WAIT_SOURCE, Measurement
 from autotune.records.result import Curves
 from autotune.records.trial import TrialResult, sample_scan_s
-from autotune.records.watched_run import Exchange, RunPart, WatchedRun
+from autotune.records.watched_run import RunPart
 from autotune.worker.batch import batch_fingerprint, tensors_of, unwrapped
 from autotune.worker.build import WorkloadFault, is_stream
 from autotune.worker.conditions import conditions_before
@@ -63,6 +62,7 @@ from autotune.worker.script.bench import (
     no_loop,
     rank,
     ranks,
+    train_once,
 )
 from autotune.worker.script.feeds import (
     STEPS_BEYOND_BATCHES,
@@ -78,8 +78,8 @@ from autotune.worker.script.hooks import plain_next, release_module_calls, torch
 from autotune.worker.script.overrides import Overrides
 from autotune.worker.script.seams import install_device_seams, uninstall_seams
 from autotune.worker.script.sightings import Made, SideBatches, Sightings, device_of, is_trained
-from autotune.worker.script.stacks import Sampling
 from autotune.worker.script.watch import Watch
+from autotune.worker.script.watching import watch_on
 from autotune.worker.trial import (
     after_block_of,
     ended_when_stuck,
@@ -440,7 +440,7 @@ def _probe(
             is_known = workers > 1 and len(prints) >= 2 * workers
             is_parted = not (is_known and repeats_batches(prints, workers))
             known = report(is_parted=is_parted)
-        watched = _watch_on(watch, job.watch_s, place, scene, known)
+        watched = watch_on(watch, job.watch_s, place, scene, known)
         if watched.has_ended:
             return watched.report
     is_parted = True
@@ -448,7 +448,9 @@ def _probe(
     if loader is not None and isinstance(feed, ScriptFeed):
         is_parted = _ends_parted(loader, feed, prints)
     found = report(is_parted=is_parted)
-    return found if watched is None else found.model_copy(update={"watched": watched.run})
+    return (
+        found if watched is None else found.model_copy(update={"watched": watched.report.watched})
+    )
 
 
 def _observe(job: messages.ProbeJob, start: Start, scene: Scene) -> list[int]:
@@ -466,7 +468,7 @@ def _observe(job: messages.ProbeJob, start: Start, scene: Scene) -> list[int]:
         seen.samples.clear()
     while True:
         try:
-            made = _train_once(scene, prints)
+            made = train_once(scene, prints)
         except LoopMoved:
             prints.clear()
             steps = span = 0
@@ -490,160 +492,6 @@ def _observe(job: messages.ProbeJob, start: Start, scene: Scene) -> list[int]:
                 f"{job.process.deadline_s:.0f} s, but "
                 f"made {steps}; give it shorter steps, or a longer budget.timeout_s"
             )
-
-
-def _train_once(scene: Scene, prints: list[int] | None = None) -> int:
-    """Let the script train on a batch, and return the optimizer steps that it made.
-
-    Args:
-        scene: The training loop.
-        prints: Gets the batch's fingerprint.
-
-    Raises:
-        FeedEnded: The script has ended.
-        LoopMoved: It now trains on another loader.
-    """
-    seen = scene.sightings
-    delivery = scene.feed.take()
-    if prints is not None:
-        prints.append(batch_fingerprint(delivery.batch))
-    seen.batch(delivery.batch, delivery.samples // ranks())
-    before = seen.steps.copy()
-    scene.trainer.train(delivery.batch)
-    return max((seen.steps - before).values(), default=0)
-
-
-# A script's own run, watched: some seconds of steps, then what the script does once an epoch is over
-
-
-_WATCHED_STEPS = 12
-"""Optimizer steps to watch at least, if time allows. Source: our convention."""
-_MOST_TIMES = 2
-"""Multiples of the time asked for that slow steps may take. Source: our convention."""
-_SAMPLED_S = 4.0
-"""Last seconds of the watch, in which stacks are sampled. Source: our convention: 200 samples show a
-share of 10 % within 4 points."""
-_EPOCH_END_S = 6.0
-"""Longest time to watch the end of an epoch that was ended early: its validation, its checkpoint,
-and the start of the next one. Source: our convention; the first verdict comes within 20 s of the
-first step."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Watched:
-    """The end of a watch."""
-
-    run: WatchedRun | None
-    report: RankReport
-    """The report with it."""
-    has_ended: bool
-    """The script will not train any further."""
-
-
-def _watch_on(
-    watch: Watch, seconds: float, place: Place, scene: Scene, known: RankReport
-) -> _Watched:
-    """Let the script train on while it is watched, then end its epoch early and watch what follows.
-
-    A script that does not come back (a validation of hours) is ended with what is known by then.
-
-    Args:
-        watch: The clock.
-        seconds: Seconds to watch after the first step.
-        place: The folder that the report goes to.
-        scene: The training loop.
-        known: The report so far, which is kept: the script may end, or fail after an epoch that was
-            ended early.
-    """
-    feed = scene.feed
-    epoch_batches = feed.epoch_batches
-
-    def result(*, has_ended: bool) -> _Watched:
-        watch.exchange = _exchange(watch, scene.sightings.ddp)
-        run = watch.finish(epoch_batches)
-        release_module_calls()
-        uninstall_seams()
-        return _Watched(run, known.model_copy(update={"watched": run}), has_ended)
-
-    def ended_after(seconds: float) -> Timer:
-        """Start a timer that ends the process with what is known by then."""
-
-        def end() -> None:
-            report = known
-            try:
-                report = result(has_ended=True).report
-            finally:  # whatever the training thread does meanwhile
-                end_process(place, report)
-
-        timer = Timer(seconds, end)
-        timer.daemon = True
-        timer.start()
-        return timer
-
-    most_s = _MOST_TIMES * seconds
-    late = ended_after(max(_EPOCH_END_S, most_s + _EPOCH_END_S - watch.elapsed_s))
-    try:
-        _watch_steps(watch, seconds, place, scene)
-        if isinstance(feed, ScriptFeed) and not feed.epochs and ranks() == 1:
-            with watch.apart():
-                run = watch.so_far(epoch_batches)
-                place.keep(known.model_copy(update={"watched": run}))
-            late.cancel()
-            late = ended_after(_EPOCH_END_S)
-            watch.is_epoch_cut = True
-            feed.end_epoch()
-            for _ in range(2):  # the second request ends the first batch's step
-                with suppress(LoopMoved):
-                    _train_once(scene)
-    except FeedEnded:
-        return result(has_ended=True)
-    finally:
-        late.cancel()
-    return result(has_ended=False)
-
-
-def _watch_steps(watch: Watch, seconds: float, place: Place, scene: Scene) -> None:
-    """Watch the script's steps, and sample stacks in the last seconds.
-
-    Raises:
-        FeedEnded: The script has ended.
-    """
-    sampling: Sampling | None = None
-    try:
-        while watch.elapsed_s < seconds or (
-            watch.steps < _WATCHED_STEPS and watch.elapsed_s < _MOST_TIMES * seconds
-        ):
-            if sampling is None and watch.elapsed_s >= seconds - _SAMPLED_S:
-                with watch.apart():
-                    sampling = Sampling.start(place.folder.path, _SAMPLED_S)
-            with suppress(LoopMoved):
-                _train_once(scene)
-    finally:
-        if sampling is not None:
-            with watch.apart():
-                watch.stacks = sampling.finish()
-
-
-def _exchange(watch: Watch, ddp: DistributedDataParallel | None) -> Exchange | None:
-    """Return the exchange of gradients, timed by DDP itself in some of the iterations.
-
-    Source: torch/csrc/distributed/c10d/logger.cpp: iterations 10 to 20 and every hundredth.
-    """
-    if ddp is None or not watch.backwards:
-        return None
-    found: Mapping[str, Any] = {}
-    with suppress(Exception):  # torch's own private interface
-        found = ddp._get_ddp_logging_data()  # type: ignore[no-untyped-call] # noqa: SLF001
-    exchange_ns = found.get("avg_backward_comm_time")
-    hidden_ns = found.get("avg_backward_compute_comm_overlap_time", 0)
-    return Exchange(
-        backwards=watch.backwards,
-        synchronised=watch.synchronised,
-        exposed_s=max(0, exchange_ns - hidden_ns) * 1e-9 if exchange_ns else None,
-        exchange_s=exchange_ns * 1e-9 if exchange_ns else None,
-        searches_unused=ddp.find_unused_parameters,
-        has_unused=bool(found.get("unused_parameter_size")),
-    )
 
 
 def _ends_parted(loader: DataLoader[Any], feed: ScriptFeed, prints: list[int]) -> bool:
@@ -786,22 +634,6 @@ def _held_weakly(dataset: object) -> Callable[[], object]:
         return ref(dataset)
     except TypeError:
         return lambda: dataset
-
-
-def end_process(place: Place, report: RankReport) -> None:
-    """Write the report and end the process at once, without cleanup of the script's own."""
-    code = REPORT_UNWRITTEN
-    try:
-        with suppress(Exception):  # a full disk, or whatever the script has put in place of `os`
-            place.write(report)
-            code = 0
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError, AttributeError):
-                stream.flush()
-        if code == 0:
-            place.end_trial()  # last: the parent ends this process at once
-    finally:
-        os._exit(code)
 
 
 class Session:
@@ -1220,7 +1052,7 @@ class Session:
 
     def end(self, report: RankReport) -> None:
         """Write the report and end the process at once, without cleanup of the script's own."""
-        end_process(self.place, report)
+        self.place.end_process(report)
 
     def script_ended(self, error: BaseException | None = None) -> None:
         """Report what was measured by the script's end; otherwise report that it ended or failed.
