@@ -216,7 +216,7 @@ def _rate(watched: WatchedRun, kind: Recurring) -> tuple[Interval, str]:
 
 
 def _poisson(count: int, steps: float) -> Interval:
-    """Return the rate of a Poisson process that showed so many events, with its 95 % interval."""
+    """Return the rate of a Poisson process that showed this many events, with its 95 % interval."""
     from scipy.special import gammaincinv  # not needed for most runs
 
     return Interval(

@@ -28,10 +28,10 @@ if attached:
     from types import SimpleNamespace
     from pathlib import Path
     from autotune.protocol.disk import TrialFolder
-    from autotune.settings.training_config import TrainingConfig
-    from autotune.worker.attach.loop.session import Session
-    from autotune.worker.attach.seams.hooks import install
-    from autotune.worker.attach.seams.overrides import Overrides
+    from autotune.config.training_config import TrainingConfig
+    from autotune.worker.script.session import Session
+    from autotune.worker.script.hooks import install
+    from autotune.worker.script.overrides import Overrides
     from autotune.worker.place import Place
 
     def drive(scene):

@@ -31,7 +31,7 @@ class Meter:
         return time.perf_counter() >= self.end
 
     def add(self, samples):
-        """Count a step of so many samples; True once the time is over."""
+        """Count a step of this many samples; True once the time is over."""
         self.samples += samples
         self.steps += 1
         if self.steps == 1:
