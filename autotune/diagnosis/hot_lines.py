@@ -57,6 +57,7 @@ def costly_code(
     *,
     waits: bool = True,
     known: Collection[str] = (),
+    saving: Collection[str] = (),
 ) -> StackLine | None:
     """Return the user's code with the largest share of the time, of one part of the training thread.
 
@@ -70,6 +71,7 @@ def costly_code(
             model's.
         waits: Count lines that may wait for the device: on a CPU they compute.
         known: Places that belong to other parts of the run: checkpoints, logging.
+        saving: Those of checkpoints, whose functions do nothing else.
     """
     own = [
         line
@@ -83,7 +85,7 @@ def costly_code(
     # A line that calls the model, or steps, is more than the script's own code.
     calling = {line.place for line in of_step}
     own = [line for line in own if line.place not in calling]
-    saves = {_function_of(line) for line in stacks.main if line.place in known} - trains
+    saves = {_function_of(line) for line in stacks.main if line.place in saving} - trains
     joined = dict[tuple[str, str], list[StackLine]]()
     for line in own:
         function = _function_of(line)

@@ -71,8 +71,8 @@ def findings_of_parts(watched: WatchedRun, shares: Sequence[RunShare]) -> Iterat
 def remedies_of_parts(watched: WatchedRun | None, shares: Sequence[RunShare]) -> Iterator[Advice]:
     """Yield a remedy for each of these parts that is worth it.
 
-    The gain is that of the whole run if the part takes a tenth of its time, with an interval from
-    that of its share.
+    The gain is that of the whole run if the part takes a tenth of its time; its interval goes from
+    the lower end of the part's share to all of the upper end.
 
     Args:
         watched: The script's own run; None of a model and a dataset, which have no such parts.
@@ -83,9 +83,7 @@ def remedies_of_parts(watched: WatchedRun | None, shares: Sequence[RunShare]) ->
     for share, largest in _largest_of_parts(watched, shares):
         if gain_of(_saved(share.fraction)) < LEAST_GAIN:
             continue
-        saved = Interval(
-            value=_saved(share.fraction), low=_saved(share.low), high=_saved(share.high)
-        )
+        saved = Interval(value=_saved(share.fraction), low=_saved(share.low), high=share.high)
         yield advise_saving(
             _words(share.part, largest), saved, _BOTTLENECKS[share.part], place=largest.kind.place
         )
@@ -99,7 +97,11 @@ def remedies_of_code(watched: WatchedRun | None, shares: Sequence[RunShare]) -> 
     if watched is None or watched.stacks is None:
         return
     most = share_of(shares, "other")
-    line = costly_code(watched.stacks, known={kind.place for kind in watched.recurring})
+    line = costly_code(
+        watched.stacks,
+        known={kind.place for kind in watched.recurring},
+        saving={kind.place for kind in watched.recurring if kind.part == "checkpoint"},
+    )
     if line is None or most < _LEAST_OWN:
         return
     fraction = min(most, line.fraction)

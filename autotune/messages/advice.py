@@ -754,16 +754,14 @@ def hand_over_less(
 def shorten_line(
     fraction: float, place: str, function: str, code: str, calls: str, is_in_model: bool
 ) -> tuple[str, str]:
+    action = "work on whole tensors in place of loops in Python"
+    if not is_in_model:
+        action += ", or do it less often"
     called = f" ({calls})" if calls else ""
-    where = f"`{code}`" if code else "the code"
-    action = "work on whole tensors in place of loops in Python, "
-    if is_in_model:
-        action += "or move it into the dataset"
-    else:
-        action += "move it into the dataset, or do it less often if training does not need it in each step"
+    line = f"`{code}`{called}" if code else "it"
     return (
-        f"Make {function} ({place}) cheaper: {where}{called} runs in each step; {action}"
-    ), f"stacks show it in {format_fraction(fraction)} of the training thread's time"
+        f"Make {function} ({place}) cheaper: {action}"
+    ), f"{line} takes {format_fraction(fraction)} of the training thread's time, by its stacks"
 
 
 @_advice
