@@ -1218,7 +1218,10 @@ def _own_code(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
         return
     line = own
     if line is None and stacks is not None:
-        line = costly_code(stacks, "forward")
+        # A validation that was sampled is no forward pass of training.
+        recurring = evidence.watched.recurring if evidence.watched is not None else ()
+        passes = {kind.place for kind in recurring if kind.part == "validation"}
+        line = costly_code(stacks, "forward", known=passes, saving=passes)
     if line is None:
         outside_s = cast("float | None", finding.figures.get("outside_s"))
         words = messages.shorten_own_code(share=finding.share, outside_s=outside_s)

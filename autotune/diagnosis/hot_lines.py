@@ -71,7 +71,7 @@ def costly_code(
             model's.
         waits: Count lines that may wait for the device: on a CPU they compute.
         known: Places that belong to other parts of the run: checkpoints, logging.
-        saving: Those of checkpoints, whose functions do nothing else.
+        saving: Those whose functions do nothing else: of checkpoints, of validations.
     """
     own = [
         line

@@ -28,7 +28,7 @@ _BOTTLENECKS: dict[RunPart, Bottleneck] = {
 }
 """Parts that this module advises on."""
 _AS_OFTEN = 0.1
-"""What is left of a part's time by its remedy: a tenth as often. Source: our convention; published
+"""Share of a part's time that its remedy leaves: a tenth as often. Source: our convention; published
 configurations save and validate every 500 to 1,000 steps or more (torchtitan, Hugging Face)."""
 _AUTOMATIC = "garbage collection"
 """Beginning of the name of collections that Python starts; see `worker/script/seams`."""

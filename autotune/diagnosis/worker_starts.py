@@ -41,7 +41,7 @@ for findings."""
 
 
 class Restart(NamedTuple):
-    """What starting workers costs each epoch."""
+    """Cost of starting workers in each epoch."""
 
     restart_s: float
     """Mean seconds from `iter(loader)` to the first batch."""

@@ -301,7 +301,7 @@ class _Made:
     """A dataset whose batches are made already."""
 
     items: Any
-    """What the collate function gets."""
+    """Items that the collate function gets."""
 
     def __getitems__(self, _: list[int]) -> Any:
         return self.items

@@ -1,4 +1,4 @@
-"""What the scripts next to it have in common: their two options, and the rate that they print."""
+"""Give the scripts next to it their two options, and print their rate."""
 
 import argparse
 import time
